@@ -1,0 +1,93 @@
+"""A policy as an environment sees it: an engine, a renderer and how to sample."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+import numpy as np
+
+from trivet.agents.attempt import Attempt
+from trivet.agents.conversation import Conversation
+from trivet.engine.base import Engine
+from trivet.recipe import schema
+from trivet.render.base import Rendered, Renderer
+from trivet.types import Message, Task, canonical_json
+
+_PROMPTS_KEPT = 256
+
+
+class AttachmentWriter(Protocol):
+    """Where heavy columns go; `put` stores one array and returns the file's name."""
+
+    def put(self, array: np.ndarray) -> str: ...
+
+
+class Policy:
+    """Gives conversations; holds no state of any of them.
+
+    `context` is the longest sequence (tokens) a conversation may reach, `top` how many log-probabilities per
+    sampled token are asked for and written to `attachments`. `executor` runs rendering and parsing
+    (None: the event loop's default threads). `system_prompt` goes before a task without a system message.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        sampling: schema.Sampling,
+        *,
+        context: int,
+        player: str = "policy",
+        system_prompt: str | None = None,
+        executor: Executor | None = None,
+        attachments: AttachmentWriter | None = None,
+        top: int = 0,
+    ) -> None:
+        if context < 2:
+            raise ValueError(f"policy {player!r}: context of {context} tokens holds no prompt and answer")
+        if top and attachments is None:
+            raise ValueError(f"policy {player!r}: top={top} needs an attachment store to write to")
+        self.engine = engine
+        self.renderer = renderer
+        self.sampling = sampling
+        self.context = context
+        self.player = player
+        self.system_prompt = system_prompt
+        self.executor = executor
+        self.attachments = attachments
+        self.top = top
+        self._prompts: OrderedDict[str, Rendered] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def conversation(
+        self, task: Task, attempt: Attempt, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Conversation:
+        """A new conversation that opens with the task's messages.
+
+        Raises SchemaError when the task holds media, ConversationError when it ends in an answer.
+        """
+        return Conversation(self, task, attempt, tools)
+
+    def opening(self, task: Task) -> list[Message]:
+        """The task's messages, with the system prompt where the task has none of its own."""
+        messages = list(task.messages)
+        if self.system_prompt is not None and messages[0].role != "system":
+            messages.insert(0, Message("system", self.system_prompt))
+        return messages
+
+    def render_opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Rendered:
+        """The first request of a conversation; a group's attempts share one rendering. Any thread."""
+        key = canonical_json([[m.to_dict() for m in messages], list(tools)])
+        with self._lock:
+            rendered = self._prompts.get(key)
+        if rendered is None:
+            rendered = self.renderer.render(messages, tools=tools, generate=True)
+            with self._lock:
+                self._prompts[key] = rendered
+                while len(self._prompts) > _PROMPTS_KEPT:
+                    self._prompts.popitem(last=False)
+        return rendered

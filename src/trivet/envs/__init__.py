@@ -1,0 +1,6 @@
+"""What a task is played in."""
+
+from trivet.envs.base import Environment, SingleTurn
+from trivet.envs.registry import EnvError, environment_names, make_env, register_env
+
+__all__ = ["EnvError", "Environment", "SingleTurn", "environment_names", "make_env", "register_env"]

@@ -1,0 +1,83 @@
+"""The environment protocol, and the base of environments that ask once and score the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from typing import Protocol, Self
+
+from trivet.agents import Attempt, Policy
+from trivet.types import Message, Pending, Reward, Rollout, Scored, Task, Termination, Unscored
+
+NOT_SCORED = Unscored("not_scored", "the environment has not scored it yet")
+
+
+class Environment(Protocol):
+    """Plays a task and judges it: one rollout per trained player, usually one.
+
+    An environment owns its resources through its context manager, is shared by all attempts at once, and
+    never sees the trainer. Infrastructure errors propagate out of `rollout`: the caller retries.
+    """
+
+    async def rollout(self, task: Task, policy: Policy, attempt: Attempt) -> list[Rollout]: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+class SingleTurn(ABC):
+    """One question, one answer, one score. A subclass gives `score`:
+
+        @register_env("shout")
+        class Shout(SingleTurn):
+            async def score(self, task, message, rollout):
+                return Scored(float(message.text.isupper()))
+
+    `score` runs on the event loop: work that takes long belongs into a pool or a thread. It is given
+    `score_limit_s` seconds; what it raises or returns amiss leaves the rollout unscored, never 0.
+    """
+
+    score_limit_s: float = 120.0
+
+    @abstractmethod
+    async def score(self, task: Task, message: Message, rollout: Rollout) -> Reward:
+        """The reward of `message`, the policy's answer; `rollout` holds trace, termination, counters."""
+
+    async def rollout(self, task: Task, policy: Policy, attempt: Attempt) -> list[Rollout]:
+        conversation = policy.conversation(task, attempt)
+        try:
+            message = await conversation.reply()
+        finally:
+            # Before scoring: a deterministic engine must not wait for a session that is only being judged.
+            conversation.settle()
+        rollout = conversation.rollout(NOT_SCORED)
+        begin = time.perf_counter()
+        rollout.reward = await self._judge(task, message, rollout)
+        rollout.timings["score_s"] = time.perf_counter() - begin
+        return [rollout]
+
+    async def _judge(self, task: Task, message: Message, rollout: Rollout) -> Reward:
+        if rollout.termination is Termination.DEADLINE:
+            return Unscored("deadline", "the rollout's wall-clock limit passed before there was an answer")
+        name = type(self).__name__
+        try:
+            async with asyncio.timeout(self.score_limit_s) as timer:
+                reward = await self.score(task, message, rollout)
+        except Exception as error:  # a user's code: whatever it raises must not become a 0 or end the run
+            if isinstance(error, TimeoutError) and timer.expired():
+                return Unscored("verifier_timeout", f"{name}.score took over {self.score_limit_s} s")
+            return Unscored("verifier_crashed", f"{name}.score raised {type(error).__name__}: {error}")
+        if not isinstance(reward, Scored | Unscored | Pending):
+            kind = type(reward).__name__
+            return Unscored(
+                "verifier_invalid", f"{name}.score returned {kind}; return Scored, Unscored or Pending"
+            )
+        return reward
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None

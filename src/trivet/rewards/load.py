@@ -1,0 +1,66 @@
+"""Python objects named in a recipe: `package.module:name`, `package.module.name` or `file.py:name`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class LoadError(ValueError):
+    """A name does not lead to an object; the message says which part of it fails."""
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """(module or file, name). Raises LoadError when there is no name."""
+    separator = ":" if ":" in target else "."
+    place, _, name = target.rpartition(separator)
+    if not place or not name:
+        raise LoadError(f"{target!r} names no object: write package.module:name or path/to/file.py:name")
+    return place, name
+
+
+def load_file(path: str | Path) -> ModuleType:
+    """A Python file as a module; the same file, unchanged in place, is loaded once."""
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise LoadError(f"no such file: {file}")
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    name = f"trivet_user_{file.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{file} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_object(target: str) -> Any:
+    """What `target` names. Raises LoadError: no file or module, an import that fails, no such name."""
+    place, name = split_target(target)
+    try:
+        module = load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    except LoadError:
+        raise
+    except Exception as error:  # importing runs anybody's code
+        raise LoadError(f"importing {place!r} failed: {type(error).__name__}: {error}") from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), 1, 0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise LoadError(f"{place!r} has no {part!r}{hint}")
+        found = getattr(found, part)
+    return found
