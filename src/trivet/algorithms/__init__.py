@@ -1,0 +1,1 @@
+"""Credit, masks, aggregation, objectives, corrections: pure functions and their registry."""

@@ -1,0 +1,350 @@
+"""The tables an update is made from, and what an algorithm is: parts, streams, weights.
+
+A batch is a flat concatenation of rows. It becomes an update in four steps, all numpy:
+
+    credit(batch) -> advantage      who is praised for what
+    masks(batch) -> mask_T          which tokens may teach
+    aggregation(batch, mask_T)      -> weight_T, the denominator inside, known before the first forward
+    streams                         objective + weight_T + columns; loss = sum over t of weight_t * l_t
+
+so that ranks and micro-batches only ever SUM. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from trivet.types import IssueKey, Termination
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NEEDS = frozenset({"ref_logp", "proximal_logp", "value", "top", "routes", "teacher_logp"})
+"""What a part may ask the trainer, the engine or the buffer to provide."""
+
+TERMINATIONS: tuple[Termination, ...] = tuple(Termination)
+ROLES: tuple[str, ...] = ("train", "baseline")
+KINDS: tuple[str, ...] = ("rollout", "sft", "preference")
+PREFERENCES: Mapping[str | None, int] = {None: 0, "chosen": 1, "rejected": -1}
+
+UnitKind = Literal["row", "rollout", "group"]
+Level = Literal["token", "unit"]
+
+
+class AlgorithmError(ValueError):
+    """An algorithm cannot be built or cannot be applied to this data; says why and what to do."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Groups as flat columns: tokens (_T) of rows (_R) of rollouts (_N) of groups (_G), in group order.
+
+    A rollout's rows lie side by side, and so do a group's rollouts. Token t is predicted from the tokens
+    before it in its row; the token at position 0 is predicted from nothing and is never trained.
+    """
+
+    # tokens
+    ids_T: np.ndarray  # int32
+    position_T: np.ndarray  # int32, index inside the row
+    row_T: np.ndarray  # int32
+    sampled_T: np.ndarray  # bool, the policy wrote it
+    train_T: np.ndarray  # float32 loss weight as recorded, before any mask
+    logprob_T: np.ndarray  # float32 behaviour log-probability at `temperature_T`; NaN: no known sampler
+    version_T: np.ndarray  # int32 weight version that sampled it; -1: foreign
+    temperature_T: np.ndarray  # float32
+    turn_T: np.ndarray  # int32 turn among the rollout's sampled nodes; -1 elsewhere
+    node_T: np.ndarray  # int32 node of the rollout's trace
+    # rows
+    row_start_R: np.ndarray  # int64 first token
+    row_length_R: np.ndarray  # int64 tokens
+    row_rollout_R: np.ndarray  # int64
+    # rollouts
+    reward_N: np.ndarray  # float64; NaN: unscored
+    group_N: np.ndarray  # int64 index into group_ids
+    player_N: np.ndarray  # int64 index into players
+    attempt_N: np.ndarray  # int64
+    termination_N: np.ndarray  # int8 index into TERMINATIONS
+    length_N: np.ndarray  # int64 trained tokens n_i over all its rows, before any mask
+    source_N: np.ndarray  # int64 index into sources
+    role_N: np.ndarray  # int8 index into ROLES
+    preference_N: np.ndarray  # int8: 1 chosen, -1 rejected, 0 neither
+    # groups
+    kind_G: np.ndarray  # int8 index into KINDS
+    group_ids: tuple[str, ...]
+    issues: tuple[IssueKey, ...]
+    # names
+    rollout_ids: tuple[str, ...]
+    players: tuple[str, ...]
+    sources: tuple[str, ...]
+    causes: tuple[str, ...]  # per rollout: why it is unscored ("" where it is scored)
+    # (_T,) arrays by name, added at take time: proximal_logp, ref_logp, value, teacher_logp ...
+    annotations: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids_T)
+
+    @property
+    def rows(self) -> int:
+        return len(self.row_start_R)
+
+    @property
+    def rollouts(self) -> int:
+        return len(self.reward_N)
+
+    @property
+    def groups(self) -> int:
+        return len(self.group_ids)
+
+    @property
+    def rollout_T(self) -> np.ndarray:
+        """The rollout each token belongs to."""
+        return np.repeat(self.row_rollout_R, self.row_length_R)
+
+    @property
+    def truncated_N(self) -> np.ndarray:
+        """The policy was cut off by a budget."""
+        return np.asarray([t.truncated for t in TERMINATIONS])[self.termination_N]
+
+    @property
+    def aborted_N(self) -> np.ndarray:
+        """Infrastructure failed under it: says nothing about the policy."""
+        return self.termination_N == TERMINATIONS.index(Termination.ABORTED)
+
+    @property
+    def compared_N(self) -> np.ndarray:
+        """Scored and not aborted: what credit may look at. The rest leaves before any mean is taken."""
+        return np.isfinite(self.reward_N) & ~self.aborted_N
+
+    def unit_T(self, kind: UnitKind) -> np.ndarray:
+        """int64 index of what ratios, vetoes and sequence means are taken over."""
+        if kind == "row":
+            return self.row_T.astype(np.int64)
+        return self.rollout_T if kind == "rollout" else self.group_N[self.rollout_T]
+
+    def slice_groups(self, start: int, stop: int) -> Batch:
+        """Groups start..stop-1 as a batch of their own; the arrays are views where no index shifts."""
+        n = slice(*np.searchsorted(self.group_N, [start, stop]).tolist())
+        r = slice(*np.searchsorted(self.row_rollout_R, [n.start, n.stop]).tolist())
+        lengths = self.row_length_R
+        t = slice(int(lengths[: r.start].sum()), int(lengths[: r.stop].sum()))
+        cut = {"T": t, "R": r, "N": n, "G": slice(start, stop)}
+        out: dict[str, Any] = {}
+        for f in fields(self):
+            value, axis = getattr(self, f.name), f.name.rsplit("_", 1)[-1]
+            out[f.name] = value[cut[axis]] if axis in cut else value
+        out["row_T"] = out["row_T"] - r.start
+        out["row_start_R"] = out["row_start_R"] - t.start
+        out["row_rollout_R"] = out["row_rollout_R"] - n.start
+        out["group_N"] = out["group_N"] - start
+        out["group_ids"], out["issues"] = self.group_ids[start:stop], self.issues[start:stop]
+        out["rollout_ids"], out["causes"] = self.rollout_ids[n], self.causes[n]
+        out["annotations"] = {name: column[t] for name, column in self.annotations.items()}
+        return Batch(**out)
+
+
+@dataclass(slots=True)
+class ObjectiveInputs:
+    """What an objective sees: P positions, a chunk for token level, whole units for unit level.
+
+    All are tensors of shape (_P,) on one device; only `logp_P` (and `entropy_P` where the objective asks)
+    carries a gradient. `weight_P` holds the denominator and the (detached) correction factors.
+    """
+
+    logp_P: Tensor  # current policy, at the row's temperature
+    weight_P: Tensor
+    unit_P: Tensor  # int64; dense 0..units-1 for unit level
+    units: int  # 0 for token level
+    behaviour_P: Tensor  # NaN where no sampler is known
+    proximal_P: Tensor | None = None  # the centre of the ratio; detached
+    ref_P: Tensor | None = None
+    advantage_P: Tensor | None = None
+    entropy_P: Tensor | None = None
+    columns: dict[str, Tensor] = field(default_factory=dict)  # further credit columns and annotations
+
+
+Credit = Callable[[Batch], "np.ndarray | Mapping[str, np.ndarray]"]
+"""-> advantage (_N,) or (_T,), or columns by name with "advantage" among them. NaN: no advantage (not 0)."""
+Mask = Callable[[Batch], np.ndarray]
+"""-> keep (_N,) or (_T,), bool: what may be trained. The credit before it has seen everything."""
+Aggregation = Callable[[Batch, np.ndarray], np.ndarray]
+"""(batch, mask_T float64 >= 0) -> weight_T float64; all 0 for an all-0 mask."""
+Objective = Callable[[ObjectiveInputs], "tuple[Tensor, dict[str, Tensor]]"]
+"""-> (weighted loss terms, to be summed: (_P,) or (_U,); additive statistics)."""
+Correction = Callable[[ObjectiveInputs], "tuple[Tensor, dict[str, Tensor]]"]
+"""-> (factor_P, detached; additive statistics). Scales l_t; never changes the denominator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One named part with its options bound. Calling it calls the part.
+
+    `traits`: what the part says about itself, e.g. `level` and `unit` ("token"/"unit" and over what),
+    `advantage` (the loss is proportional to an advantage), `behaviour` (reads behaviour log-probabilities),
+    `entropy` (differentiates the entropy), `group_min` (smallest group it makes sense for).
+    """
+
+    role: str
+    name: str
+    call: Callable[..., Any]
+    options: Mapping[str, Any]
+    needs: frozenset[str] = frozenset()
+    traits: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """One term of the loss: scale * sum over t of weight_t * factor_t * l_t.
+
+    `select(batch) -> bool (_N,) or (_T,)` limits it to some rollouts or tokens (None: all).
+    """
+
+    name: str
+    objective: Part
+    aggregation: Part
+    corrections: tuple[Part, ...] = ()
+    scale: float = 1.0
+    select: Mask | None = None
+
+    @property
+    def level(self) -> Level:
+        """ "unit" when the objective or a correction must see whole units."""
+        parts = (self.objective, *self.corrections)
+        return "unit" if any(p.traits.get("level") == "unit" for p in parts) else "token"
+
+    @property
+    def unit(self) -> UnitKind:
+        """The widest unit any part of it is taken over."""
+        order: tuple[UnitKind, ...] = ("row", "rollout", "group")
+        units = [p.traits.get("unit", "row") for p in (self.objective, *self.corrections)]
+        return max(units, key=order.index)
+
+    @property
+    def behaviour(self) -> bool:
+        """A part of it reads the sampler's log-probabilities."""
+        return any(p.traits.get("behaviour", False) for p in (self.objective, *self.corrections))
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A kind (name), its parts, and what they need. Built by `resolve`; holds no arrays.
+
+    `consumes`: kinds of group it trains on. `group_min`: smallest group that can carry a signal. `modes`:
+    run modes it can train in. `proximal`: the centre of the importance ratio: "recompute" (the policy the
+    update starts from), "behaviour" (what the sampler said), None (there is no ratio).
+    """
+
+    kind: str
+    streams: tuple[StreamSpec, ...]
+    credit: Part | None = None
+    masks: tuple[Part, ...] = ()
+    consumes: frozenset[str] = frozenset({"rollout"})
+    modes: frozenset[str] = frozenset({"both", "async", "train"})
+    proximal: Literal["recompute", "behaviour"] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Every part, each once, in the order it takes effect."""
+        out: list[Part] = [self.credit] if self.credit else []
+        out += self.masks
+        for stream in self.streams:
+            out += [stream.aggregation, stream.objective, *stream.corrections]
+        return tuple(out)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The union of what the parts need, and the proximal policy where it is recomputed."""
+        own = frozenset({"proximal_logp"}) if self.proximal == "recompute" else frozenset()
+        return own.union(*(part.needs for part in self.parts))
+
+    @property
+    def group_min(self) -> int:
+        return max((part.traits.get("group_min", 1) for part in self.parts), default=1)
+
+    @property
+    def entropy(self) -> bool:
+        """An objective differentiates the entropy."""
+        return any(s.objective.traits.get("entropy", False) for s in self.streams)
+
+    def annotations(self, updates_per_batch: int) -> frozenset[str]:
+        """Columns to put into `batch.annotations` before the first update.
+
+        With one update per batch the proximal policy is the current one: its log-probabilities come out of the
+        update's own forward and no pass is spent on them, unless credit reads them.
+        """
+        needs = self.needs & {"ref_logp", "proximal_logp", "value", "teacher_logp"}
+        free = updates_per_batch == 1 and "proximal_logp" not in self.credit_needs
+        return needs - {"proximal_logp"} if free else needs
+
+    @property
+    def credit_needs(self) -> frozenset[str]:
+        """Annotations that must exist before `prepare`; the others may follow it, on active rows only."""
+        return self.credit.needs if self.credit else frozenset()
+
+
+@dataclass(slots=True)
+class Stream:
+    """A stream with its weights for one update. `weight_T` float64, `active_T` bool: l_t matters.
+
+    `active_T` is False where the weight is 0 and, for objectives proportional to an advantage, where the
+    advantage is 0 (for unit level: over the whole unit). `columns`: advantage and other credit columns.
+    """
+
+    name: str
+    spec: StreamSpec
+    level: Level
+    unit_T: np.ndarray
+    weight_T: np.ndarray
+    active_T: np.ndarray
+    columns: dict[str, np.ndarray]
+
+    @property
+    def objective(self) -> Part:
+        return self.spec.objective
+
+
+@dataclass(slots=True)
+class PreparedBatch:
+    """One update's batch: streams with weights, what to forward, what was left out and why.
+
+    `row_active_R`: rows to forward. `trained_T`: positions whose log-probability some stream wants (inside
+    active rows). `mask_T` float64: train weight after masks. `update` of `updates` in this batch.
+    """
+
+    batch: Batch
+    algorithm: Algorithm
+    streams: tuple[Stream, ...]
+    mask_T: np.ndarray
+    columns: dict[str, np.ndarray]
+    row_active_R: np.ndarray
+    trained_T: np.ndarray
+    counters: dict[str, float]
+    update: int = 0
+    updates: int = 1
+
+    @property
+    def empty(self) -> bool:
+        """Nothing would change: skip the optimiser's step and count it."""
+        return not bool(self.row_active_R.any())
+
+
+class NothingToTrain(RuntimeError):
+    """No token of the batch can teach anything; the step is skipped, counted and explained.
+
+    `counters` as of PreparedBatch; `solve_rate`: histogram of the groups' mean rewards {bin: groups};
+    `causes`: {why: rollouts}.
+    """
+
+    def __init__(
+        self, message: str, counters: dict[str, float], solve_rate: dict[str, int], causes: dict[str, int]
+    ) -> None:
+        super().__init__(message)
+        self.counters, self.solve_rate, self.causes = counters, solve_rate, causes
