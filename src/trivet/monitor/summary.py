@@ -1,0 +1,160 @@
+"""Evaluations in a line, and a run in a table."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from rich.text import Text
+
+from trivet.monitor.fields import duration, guess_kind, write, write_metric
+
+Values = Mapping[str, Any]
+_PACKAGES = ("trivet", "torch", "transformers", "tokenizers", "renderers", "safetensors", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the platform and the packages a run's numbers depend on (none is imported)."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def eval_metrics(record: Values) -> dict[str, dict[str, Any]]:
+    """taskset -> metric -> value of one metrics record."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in record.items():
+        if key.startswith("eval/"):
+            _, name, metric = key.split("/", 2)
+            found.setdefault(name, {})[metric] = value
+    return found
+
+
+def first_evals(records: Sequence[Values]) -> dict[str, dict[str, Any]]:
+    """The first evaluation of every taskset."""
+    first: dict[str, dict[str, Any]] = {}
+    for record in records:
+        for name, metrics in eval_metrics(record).items():
+            first.setdefault(name, metrics)
+    return first
+
+
+def main_metric(metrics: Values) -> str | None:
+    """What an evaluation is judged by: the pass@k of the smallest k, else reward, else loss."""
+    passes = sorted((k for k in metrics if k.startswith("pass@") and "/" not in k), key=_k)
+    for key in (*passes, "reward", "reward/mean", "loss"):
+        if key in metrics:
+            return key
+    return next(iter(metrics), None)
+
+
+def _k(name: str) -> int:
+    number = name.removeprefix("pass@")
+    return int(number) if number.isdigit() else 1 << 30
+
+
+def interval(metrics: Values, key: str) -> tuple[float, float] | None:
+    """The interval of a metric, from `<key>/low` and `<key>/high`."""
+    low, high = metrics.get(f"{key}/low"), metrics.get(f"{key}/high")
+    return None if low is None or high is None else (low, high)
+
+
+def change(key: str, value: float | None, first: float | None) -> tuple[str, int]:
+    """The difference to the first value as text (points for shares), and its sign for colour."""
+    if value is None or first is None:
+        return "", 0
+    gap = value - first
+    text = f"{100 * gap:+.1f}" if guess_kind(key) == "percent" else f"{gap:+.3g}"
+    sign = (gap > 0) - (gap < 0)
+    return text, -sign if key.endswith("loss") else sign
+
+
+def eval_line(
+    stage: str, step: int, name: str, metrics: Values, first: Values, sign: Mapping[str, str]
+) -> Text:
+    """`rl  eval 20  addition  pass@1 61.2% (58.0-64.1)  ▲ +12.3 since start  pass@4 80.1%`."""
+    line = Text.assemble((stage, "bold cyan"), "  ", (f"eval {step}", "bold"), "  ", (name, "bold magenta"))
+    main = main_metric(metrics)
+    if main is None:
+        return line
+    line.append(f"  {main} ", "dim").append(write_eval(main, metrics.get(main)), "bold")
+    bounds = interval(metrics, main)
+    if bounds:
+        line.append(f" ({write_eval(main, bounds[0])} to {write_eval(main, bounds[1])})", "dim")
+    if first is not metrics:
+        text, better = change(main, metrics.get(main), first.get(main))
+        if text and better:
+            rose = not text.startswith("-")
+            line.append(f"  {sign['up' if rose else 'down']} {text}", "green" if better > 0 else "red")
+            line.append(" since start", "dim")
+    for key, value in metrics.items():
+        if key != main and not key.endswith(("/low", "/high")):
+            line.append(f"  {key} ", "dim").append(write_eval(key, value))
+    return line
+
+
+def write_eval(key: str, value: float | None) -> str:
+    """A metric of an evaluation; shares with one decimal."""
+    if value is not None and guess_kind(key) == "percent":
+        return f"{100 * value:.1f}%"
+    return write(value, "number", 1) if key == "length" else write_metric(key, value)
+
+
+def stage_spans(records: Sequence[Values]) -> dict[str, tuple[int, float, float]]:
+    """stage -> (last step, first time, last time)."""
+    spans: dict[str, tuple[int, float, float]] = {}
+    for record in records:
+        step, start, _ = spans.get(record["stage"], (0, record["time"], 0.0))
+        spans[record["stage"]] = (max(step, record["step"]), start, record["time"])
+    return spans
+
+
+def run_seconds(run: Values) -> float:
+    """Seconds that all sessions of a run took."""
+    return sum(max(0.0, s.get("end", 0.0) - s.get("start", 0.0)) for s in run.get("sessions", []))
+
+
+def summary_rows(records: Sequence[Values], run: Values) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of the final table: stages, then evaluations before and after."""
+    rows = []
+    for stage, (step, start, end) in stage_spans(records).items():
+        rewards = [
+            r["reward/mean"] for r in records if r["stage"] == stage and r.get("reward/mean") is not None
+        ]
+        what = [
+            "reward",
+            write_metric("reward/mean", rewards[0]),
+            write_metric("reward/mean", rewards[-1]),
+            "",
+        ]
+        if rewards:
+            what[3] = change("reward/mean", rewards[-1], rewards[0])[0]
+        else:
+            losses = [
+                r["train/loss"] for r in records if r["stage"] == stage and r.get("train/loss") is not None
+            ]
+            what = (
+                ["loss", write_metric("train/loss", losses[0]), write_metric("train/loss", losses[-1]), ""]
+                if losses
+                else [""] * 4
+            )
+        rows.append([f"{stage} ({step} steps, {duration(end - start)})", *what])
+    last: dict[str, dict[str, Any]] = {}
+    for record in records:
+        last |= eval_metrics(record)
+    for name, before in first_evals(records).items():
+        key = main_metric(before)
+        if key is not None:
+            old, new = before.get(key), last[name].get(key)
+            rows.append(
+                [f"eval {name}", key, write_eval(key, old), write_eval(key, new), change(key, new, old)[0]]
+            )
+    if run.get("sessions"):
+        rows.append(["whole run", "time", "", duration(run_seconds(run)), ""])
+    return ["", "metric", "before", "after", "change"], rows
