@@ -1,0 +1,127 @@
+"""A model small enough to train on a laptop's CPU in a minute, with a character tokenizer of its own.
+
+The conversation format is ChatML without line breaks, and the opening of a turn (`<|im_start|>user`) is one
+token, so that a prompt costs three tokens more than its characters: the quick start's time goes into what is
+learnt. A character outside the alphabet becomes `<|unk|>` for a plain tokenizer call; trivet's renderer
+refuses it by name, so that no prompt loses a letter silently.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trivet.recipe.schema import TinyModel
+from trivet.render.base import RenderError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PAD, END, START, UNKNOWN = "<|pad|>", "<|im_end|>", "<|im_start|>", "<|unk|>"
+ROLES = ("system", "user", "assistant", "tool")
+SPECIAL = (PAD, END, START, *(START + role for role in ROLES), UNKNOWN)
+TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + message['content'] + '<|im_end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant' -}}{%- endif -%}"
+)
+_MARKER = "tiny.json"
+
+
+def tiny_tokenizer(config: TinyModel) -> PreTrainedTokenizerFast:
+    """The special tokens and one token a character of the alphabet, in this order."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    if not config.alphabet:
+        raise RenderError("the tiny model's alphabet is empty: list the characters it shall know")
+    letters = dict.fromkeys(config.alphabet)  # each once, in the order given
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *letters))}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        model_max_length=config.context,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def _model_config(config: TinyModel, tokenizer: Any) -> Any:
+    from transformers import Qwen3Config
+
+    if config.hidden % config.heads or (config.hidden // config.heads) % 2:
+        raise RenderError(
+            f"tiny model: hidden {config.hidden} over {config.heads} heads must give an even head size"
+        )
+    if config.heads % config.kv_heads:
+        raise RenderError(f"tiny model: heads {config.heads} must be a multiple of kv_heads {config.kv_heads}")
+    return Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden,
+        intermediate_size=config.mlp,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.hidden // config.heads,
+        max_position_embeddings=config.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+
+
+def _write(config: TinyModel, directory: Path) -> None:
+    import torch
+    from transformers import GenerationConfig, Qwen3ForCausalLM
+
+    tokenizer = tiny_tokenizer(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = Qwen3ForCausalLM(_model_config(config, tokenizer)).to(torch.float32)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    (directory / _MARKER).write_text(json.dumps(config.model_dump(), indent=1))
+
+
+def make_tiny(config: TinyModel, directory: str | Path, *, force: bool = False) -> Path:
+    """Write the model of `config` to `directory` (Hugging Face layout) and return it.
+
+    Equal configurations give equal files. A directory that already holds this very model is left alone; one
+    that holds anything else is refused unless `force`. Appears whole or not at all. Raises RenderError.
+    """
+    directory = Path(directory)
+    marker = directory / _MARKER
+    if marker.exists() and not force and json.loads(marker.read_text()) == config.model_dump():
+        return directory
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())) and not force:
+        raise RenderError(
+            f"{directory} already holds something else than this tiny model: choose another folder, "
+            "remove it, or pass force=True"
+        )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        _write(config, temporary)
+        temporary.chmod(0o755)
+        if directory.is_dir():
+            shutil.rmtree(directory)
+        os.replace(temporary, directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory
