@@ -1,0 +1,193 @@
+"""Fills a batch: pulls issues from the ledger, plays their groups, filters, stores.
+
+The event loop only schedules. Rendering and parsing run in the policy's threads, verification in the verifiers'
+processes, storing in a thread here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from trivet.agents import Attempt, Policy
+from trivet.buffer import StageLedger
+from trivet.envs import Environment
+from trivet.explorer.filters import reject, solve_histogram
+from trivet.explorer.metrics import unscored_causes
+from trivet.explorer.play import Played, Warn, play
+from trivet.recipe.schema import Explorer as ExplorerConfig
+from trivet.types import Group, IssueKey, Task, Termination
+
+
+class TooManyUnscored(RuntimeError):
+    """A larger share of rollouts than `explorer.max_unscored` has no score; the message names the causes."""
+
+
+class Game(NamedTuple):
+    """A task and the environment it is played in."""
+
+    task: Task
+    env: Environment
+
+
+@dataclass(slots=True)
+class Filled:
+    """What one step's sampling gave. `accepted` are in issue order, as are `dropped` (group, cause)."""
+
+    accepted: list[Group] = field(default_factory=list)
+    dropped: list[tuple[Group, str]] = field(default_factory=list)
+    failed: int = 0
+    retried: int = 0
+    rounds: int = 0
+    exhausted: bool = False
+    seconds: float = 0.0
+
+    @property
+    def groups(self) -> list[Group]:
+        """All groups that were played, accepted or not, in issue order within each."""
+        return [*self.accepted, *(group for group, _ in self.dropped)]
+
+    def metrics(self) -> dict[str, float]:
+        out = {
+            "explorer/accepted": float(len(self.accepted)),
+            "explorer/filtered": float(len(self.dropped)),
+            "explorer/failed": float(self.failed),
+            "explorer/retried": float(self.retried),
+            "explorer/rounds": float(self.rounds),
+        }
+        for _, cause in self.dropped:
+            out[f"explorer/filtered/{cause}"] = out.get(f"explorer/filtered/{cause}", 0.0) + 1
+        return out
+
+
+Refill = Callable[[int], Sequence[IssueKey]]
+"""Claims up to n further issues (in flight from then on); fewer when the stage's tasks are used up."""
+
+
+class Explorer:
+    """Plays issues with one policy. One explorer serves one stage."""
+
+    def __init__(
+        self,
+        ledger: StageLedger,
+        games: Mapping[str, Game],
+        policy: Policy,
+        config: ExplorerConfig,
+        *,
+        run: str,
+        group: int,
+        deterministic: bool,
+        warn: Warn,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> None:
+        """`games` by task id; `run` enters every seed; `group` rollouts are played per issue.
+
+        `advance(n)` is called when n more rollouts have ended (for a progress bar).
+        """
+        self.ledger, self.games, self.policy = ledger, games, policy
+        self.config, self.run, self.group, self.deterministic = config, run, group, deterministic
+        self.warn, self.advance = warn, advance
+        self._places = asyncio.Semaphore(config.concurrency)
+
+    async def fill(self, step: int, prompts: int, refill: Refill) -> Filled:
+        """Play until `prompts` groups are accepted, the window's rounds are used up or no task is left.
+
+        Accepted groups are `ready` in the ledger when this returns, in issue order; the others are in a
+        terminal state. Raises TooManyUnscored. On cancellation the issues in flight go back to the ledger.
+        """
+        begin = time.monotonic()
+        filled = Filled()
+        rounds = self.config.window.max_rounds if self.config.window else 1
+        while len(filled.accepted) < prompts and filled.rounds < rounds:
+            keys = await asyncio.to_thread(refill, prompts - len(filled.accepted))
+            if not keys:
+                filled.exhausted = True
+                break
+            filled.rounds += 1
+            await self._round(step, keys, filled)
+        self._check_scored(filled)
+        if len(filled.accepted) < prompts and not filled.exhausted:
+            self.warn(
+                "starved",
+                f"step {step}: {len(filled.accepted)} of {prompts} groups passed the window after "
+                f"{filled.rounds} rounds ({solve_histogram(filled.groups)}); tasks that are always or never "
+                "solved teach nothing: widen explorer.window, or change the tasks",
+            )
+        filled.seconds = time.monotonic() - begin
+        return filled
+
+    async def _round(self, step: int, keys: Sequence[IssueKey], filled: Filled) -> None:
+        """Play `keys`; where order matters, in waves that the engine can hold as one."""
+        wave = len(keys)
+        if self.deterministic:
+            wave = max(1, self.config.concurrency // self.group)
+        for start in range(0, len(keys), wave):
+            now = list(keys[start : start + wave])
+            try:
+                groups = await self.play_groups(now)
+            except BaseException:
+                left = keys[start:]
+                await asyncio.shield(asyncio.to_thread(self.ledger.unclaim, list(left)))
+                raise
+            for key, (group, tries) in zip(now, groups, strict=True):
+                await asyncio.to_thread(self._store, step, key, group, tries, filled)
+
+    def _store(self, step: int, key: IssueKey, group: Group, tries: int, filled: Filled) -> None:
+        filled.retried += tries - len(group.rollouts)
+        if all(r.termination is Termination.ABORTED for r in group.rollouts):
+            causes = ", ".join(unscored_causes(group.rollouts))
+            self.ledger.fail(key, causes, tries, group=group, step=step)
+            filled.failed += 1
+            return
+        cause = reject(group, self.config.window)
+        if cause is None:
+            self.ledger.put(group)
+            filled.accepted.append(group)
+        else:
+            self.ledger.filtered(key, cause, group=group, step=step)
+            filled.dropped.append((group, cause))
+
+    async def play_groups(self, keys: Sequence[IssueKey]) -> list[tuple[Group, int]]:
+        """All attempts of `keys` at once: per key its group and the tries its attempts took in all."""
+        attempts = {key: self._attempts(key) for key in keys}
+        if self.deterministic:
+            self.policy.engine.expect([a.session(self.policy.player) for key in keys for a in attempts[key]])
+        async with asyncio.TaskGroup() as tasks:
+            jobs = {key: [tasks.create_task(self._attempt(a)) for a in attempts[key]] for key in keys}
+        out = []
+        for key in keys:
+            played = [job.result() for job in jobs[key]]
+            rollouts = [rollout for p in played for rollout in p.rollouts]
+            for n, rollout in enumerate(rollouts):
+                rollout.id = f"{attempts[key][0].group}#{n}"
+            out.append((Group(attempts[key][0].group, key, rollouts), sum(p.tries for p in played)))
+        return out
+
+    def _attempts(self, key: IssueKey) -> list[Attempt]:
+        name, order = f"{self.ledger.name}/{key}", self.ledger.order(key)
+        return [
+            Attempt(run=self.run, issue=key, group=name, index=i, order=order) for i in range(self.group)
+        ]
+
+    async def _attempt(self, attempt: Attempt) -> Played:
+        game = self.games[attempt.issue.task_id]
+        try:
+            async with self._places:
+                return await play(game.env, self.policy, game.task, attempt, self.config, self.warn)
+        finally:
+            self.policy.engine.settle(attempt.session(self.policy.player))
+            self.advance(1)
+
+    def _check_scored(self, filled: Filled) -> None:
+        rollouts = [r for group in filled.groups for r in group.rollouts]
+        causes = unscored_causes(rollouts)
+        lost = causes.total()
+        if lost > self.config.max_unscored * len(rollouts):
+            example = next(r.reward for r in rollouts if r.score is None)
+            raise TooManyUnscored(
+                f"{lost} of {len(rollouts)} rollouts have no score ({dict(causes)}); the recipe allows "
+                f"{self.config.max_unscored:.0%} (explorer.max_unscored). One of them: {example}"
+            )

@@ -1,0 +1,197 @@
+"""Wires one training stage: who samples, who trains, who brings the weights across."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trivet.agents import Policy
+from trivet.algorithms import Algorithm, resolve
+from trivet.engine.base import Engine
+from trivet.explorer import Explorer
+from trivet.recipe import Stage
+from trivet.render import Renderer, get_renderer, load_tokenizer
+from trivet.runtime.build import (
+    Games,
+    Held,
+    check_leaks,
+    context_for,
+    load_games,
+    load_held,
+    longest_prompt,
+)
+from trivet.runtime.evaluation import Evaluator
+from trivet.runtime.keep import Keeper
+from trivet.runtime.reader import Reader
+from trivet.runtime.stage import StageRun
+from trivet.runtime.supply import Supply
+from trivet.runtime.sync import Synchroniser
+from trivet.weights import DiskStore, MemoryStore, WeightStore
+
+if TYPE_CHECKING:
+    from trivet.buffer import StageLedger
+    from trivet.runtime.pipeline import Run
+    from trivet.trainer import Trainer
+
+_PROBE = 64  # tokens of the prompt whose log-probabilities prove a sync
+
+
+async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitStack) -> StageRun:
+    """Everything a training stage needs, opened on `stack`. Raises what cannot be set up, before any work."""
+    recipe = run.recipe
+    algorithm = resolve(stage.algorithm)
+    renderer = open_renderer(run, start)
+    games = await load_games(stage, recipe.seed, stack, play=stage.mode == "both")
+    held = await load_held(stage, recipe.seed, stack)
+    check_leaks(stage, games, held)
+    ledger = run.ledger.stage(stage.name, fingerprint=games.fingerprint)
+    trainer = _trainer(run, stage, start, games)
+    stack.callback(trainer.close)
+    context = _context(run, stage, games, held, renderer, trainer)
+    engine = open_engine(run, stage, start, context, stack) if stage.mode == "both" or held else None
+    source = _source(run, stage, ledger, games, renderer, engine, context)
+    composed = StageRun(
+        stage,
+        folder=run.folder.stage(stage.name),
+        algorithm=algorithm,
+        ledger=ledger,
+        supply=Supply(ledger, games.ids, epochs=stage.epochs, seed=recipe.seed),
+        source=source,
+        trainer=trainer,
+        synchroniser=_synchroniser(run, stage, engine, renderer, games, context) if engine else None,
+        evaluator=open_evaluator(run, stage, held, engine, renderer, context) if engine and held else None,
+        keeper=Keeper(run.folder.stage(stage.name) / "checkpoints", stage.checkpoints),
+        monitor=run.monitor,
+        stop=run.stop,
+        step_timeout_s=recipe.runtime.step_timeout_s,
+    )
+    stack.callback(composed.close)
+    return composed
+
+
+def open_renderer(run: Run, start: Path) -> Renderer:
+    policy = run.recipe.policy
+    tokenizer = load_tokenizer(start)
+    return get_renderer(tokenizer, kind=policy.renderer, template_args=policy.template_args)
+
+
+def open_engine(run: Run, stage: Stage, start: Path, context: int, stack: AsyncExitStack) -> Engine:
+    from trivet.engine.torch import TorchEngine
+
+    config = stage.engine
+    engine = TorchEngine(
+        str(start),
+        slots=config.slots,
+        context=context,
+        deterministic=config.deterministic is not False,
+        fused=config.fused,
+        device=run.recipe.runtime.device,
+        dtype=run.recipe.policy.dtype,
+        request_timeout_s=config.request_timeout_s,
+    )
+    stack.callback(engine.close)
+    return engine
+
+
+def open_evaluator(
+    run: Run, stage: Stage, held: list[Held], engine: Engine, renderer: Renderer, context: int
+) -> Evaluator:
+    return Evaluator(
+        held,
+        stage.eval,
+        stage.explorer,
+        sampling=stage.sampling,
+        run=f"{run.seed_name}:eval",
+        engine=engine,
+        renderer=renderer,
+        context=context,
+        system_prompt=run.recipe.policy.system_prompt,
+        monitor=run.monitor,
+        stop=run.stop,
+    )
+
+
+def _trainer(run: Run, stage: Stage, start: Path, games: Games) -> Trainer:
+    from trivet.trainer import Trainer
+
+    steps = stage.steps
+    if steps is None and stage.epochs is not None:
+        steps = -(-stage.epochs * len(games.by_id) // stage.batch.prompts)
+    return Trainer(
+        str(start),
+        stage.trainer,
+        device=run.recipe.runtime.device,
+        seed=run.recipe.seed,
+        micro_tokens=stage.batch.micro_tokens,
+        total_steps=steps * stage.batch.updates_per_batch if steps is not None else None,
+    )
+
+
+def _context(
+    run: Run, stage: Stage, games: Games, held: list[Held], renderer: Renderer, trainer: Trainer
+) -> int:
+    tasks = [task for part in held for task in part.tasks]
+    if stage.mode == "both":
+        tasks += [game.task for game in games.by_id.values()]
+    prompt = longest_prompt(tasks, renderer, run.recipe.policy.system_prompt) if tasks else 0
+    return context_for(stage, prompt, trainer.context_limit)
+
+
+def _source(
+    run: Run,
+    stage: Stage,
+    ledger: StageLedger,
+    games: Games,
+    renderer: Renderer,
+    engine: Engine | None,
+    context: int,
+) -> Explorer | Reader:
+    if stage.mode == "train":
+        return Reader(ledger, games.by_id, renderer, max_length=stage.max_length, warn=run.monitor.warn)
+    assert engine is not None  # mode both always has one
+    attachments: Any = None
+    if stage.engine.top:
+        from trivet.buffer import AttachmentStore
+
+        attachments = AttachmentStore(run.folder.path / "attachments")
+    policy = Policy(
+        engine,
+        renderer,
+        stage.sampling,
+        context=context,
+        system_prompt=run.recipe.policy.system_prompt,
+        attachments=attachments,
+        top=stage.engine.top,
+    )
+    return Explorer(
+        ledger,
+        games.by_id,
+        policy,
+        stage.explorer,
+        run=f"{run.seed_name}:{stage.name}",
+        group=stage.batch.group,
+        deterministic=stage.engine.deterministic is not False,
+        warn=run.monitor.warn,
+    )
+
+
+def _synchroniser(
+    run: Run, stage: Stage, engine: Engine, renderer: Renderer, games: Games, context: int
+) -> Synchroniser:
+    store: WeightStore = MemoryStore()
+    if run.recipe.weights.transport == "disk":
+        store = DiskStore(run.folder.stage(stage.name) / "weights")
+    first = next(iter(games.by_id.values())).task
+    probe = renderer.render(first.messages).ids_T[: min(_PROBE, context)]
+    return Synchroniser(
+        run.ledger,
+        store,
+        engine,
+        run.recipe.weights,
+        stage=stage.name,
+        incarnation=run.incarnation,
+        probe_ids=probe,
+        dtype=run.recipe.policy.dtype,
+        timeout_s=run.recipe.runtime.step_timeout_s,
+    )

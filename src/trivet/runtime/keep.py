@@ -1,0 +1,54 @@
+"""Checkpoints and the ledger move together: first the files, then the ledger's mark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trivet.recipe.schema import Checkpoints
+
+if TYPE_CHECKING:
+    from trivet.buffer import StageLedger
+    from trivet.trainer import Trainer
+
+
+class Keeper:
+    """Writes, finds and thins the checkpoints of one stage.
+
+    `kept` is the step of the newest one (0: the stage's start), `pinned` the later steps whose rollouts are stored
+    and are trained on again before anything is sampled.
+    """
+
+    def __init__(self, directory: Path, config: Checkpoints) -> None:
+        self.directory, self.config = directory, config
+        self.kept = 0
+        self.pinned: set[int] = set()
+
+    def due(self, step: int) -> bool:
+        """`checkpoints.every` steps have passed since the last one."""
+        every = self.config.every
+        return every > 0 and step // every > self.kept // every
+
+    def write(self, step: int, trainer: Trainer, ledger: StageLedger, state: dict[str, Any]) -> None:
+        """Durable on disk before the ledger counts its steps as final. A step is written once unless it ends
+        the stage."""
+        from trivet.trainer import checkpoint
+
+        checkpoint.write(self.directory, step, trainer, state)
+        ledger.checkpoint(step, state)
+        self.kept = step
+        oldest = checkpoint.retain(self.directory, self.config.keep_last)
+        ledger.collect(oldest)
+
+    def restore(self, trainer: Trainer, ledger: StageLedger) -> dict[str, Any]:
+        """The newest whole checkpoint's state ({} where there is none), with the ledger brought back to it."""
+        from trivet.trainer import checkpoint
+
+        found = checkpoint.latest(self.directory)
+        state: dict[str, Any] = {}
+        if found is not None:
+            state = checkpoint.read(found, trainer)
+        self.kept = int(state.get("step", 0))
+        ledger.rewind(self.kept)
+        self.pinned = {step for step, _ in ledger.pinned()}
+        return state

@@ -1,0 +1,128 @@
+"""Runs a recipe: its stages in order, each from the model the one before left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trivet.buffer import Ledger
+from trivet.monitor import Monitor
+from trivet.recipe import Recipe, Stage, plan
+from trivet.recipe.schema import Tasks
+from trivet.runtime.bench import bench_stage
+from trivet.runtime.build import load_games, policy_directory
+from trivet.runtime.compose import compose_stage
+from trivet.runtime.folder import RunFolder
+from trivet.runtime.stop import Stopped, StopRequest
+
+
+@dataclass(slots=True)
+class RunResult:
+    """Where a run lives, how each stage ended, and whether it was stopped before its end."""
+
+    folder: Path
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stopped: str | None = None
+
+    @property
+    def model(self) -> Path | None:
+        """The model of the last training stage that is done."""
+        models = [facts["model"] for facts in self.stages.values() if facts.get("model")]
+        return Path(models[-1]) if models else None
+
+
+@dataclass(slots=True)
+class Run:
+    """What all stages of one process share."""
+
+    recipe: Recipe
+    folder: RunFolder
+    monitor: Monitor
+    ledger: Ledger
+    stop: StopRequest
+    incarnation: str
+
+    @property
+    def seed_name(self) -> str:
+        """What enters every sampling seed; a stage adds its own name."""
+        return f"{self.recipe.name}:{self.recipe.seed}"
+
+
+def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> RunResult:
+    """Run (or go on with) a recipe in its run folder.
+
+    Stages that are done are skipped; one that was interrupted goes on from its last checkpoint. SIGINT and
+    SIGTERM end it at a safe point with `stopped` set. Raises RunFolderError, RecipeError and the stages' own errors.
+    """
+    plan(recipe).check()
+    folder = RunFolder.open(recipe, fresh=fresh)
+    monitor = Monitor(folder.path, **recipe.monitor.model_dump(), quiet=quiet)
+    stop = StopRequest()
+    result = RunResult(folder.path)
+    try:
+        _prepare_process(recipe)
+        incarnation = f"{os.getpid()}-{secrets.token_hex(4)}"
+        url = recipe.buffer.url or f"sqlite:///{folder.path / 'ledger.sqlite'}"
+        with stop.handling(), Ledger(url, owner=incarnation, lease_s=recipe.buffer.lease_s) as ledger:
+            run = Run(recipe, folder, monitor, ledger, stop, incarnation)
+            try:
+                asyncio.run(_run_stages(run))
+            except Stopped as reason:
+                result.stopped = str(reason)
+                monitor.info(f"{reason}; start the same command again to go on")
+        result.stages = folder.state["stages"]
+        monitor.report()
+    finally:
+        monitor.close()
+        folder.close()
+    return result
+
+
+def _prepare_process(recipe: Recipe) -> None:
+    """Threads once for the whole process; the user's own code registered."""
+    import importlib
+
+    import torch
+
+    if recipe.runtime.threads is not None:
+        torch.set_num_threads(recipe.runtime.threads)
+    for name in recipe.imports:
+        if name.endswith(".py"):
+            from trivet.rewards.load import load_file
+
+            load_file(name)
+        else:
+            importlib.import_module(name)
+
+
+async def _run_stages(run: Run) -> None:
+    start = policy_directory(run.recipe, run.folder.path)
+    models: dict[str, Path] = {"start": start}
+    for number, stage in enumerate(run.recipe.stages, 1):
+        done = run.folder.state["stages"].get(stage.name)
+        if done is None:
+            run.monitor.stage(stage.name, number=number, of=len(run.recipe.stages), mode=stage.mode)
+            if stage.mode == "bench":
+                facts = await bench_stage(run, stage, models)
+            else:
+                facts = await _train(run, stage, list(models.values())[-1])
+            run.folder.finish_stage(stage.name, facts)
+            done = facts
+        if done.get("model"):
+            models[stage.name] = Path(done["model"])
+
+
+async def _train(run: Run, stage: Stage, start: Path) -> dict[str, Any]:
+    """Run one training stage to its end and export its model."""
+    async with AsyncExitStack() as stack:
+        composed = await compose_stage(run, stage, start, stack)
+        outcome = await composed.run()
+        model = run.folder.stage(stage.name) / "model"
+        await composed.in_trainer(lambda: composed.trainer.export(model))
+    run.monitor.info(f"stage {stage.name} ended after step {outcome.step}: {outcome.why}; model in {model}")
+    return {"model": str(model), "step": outcome.step, "why": outcome.why, "evals": outcome.evals}
