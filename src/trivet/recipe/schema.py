@@ -6,18 +6,38 @@ phase of a stage any key from a step on. Nothing here imports torch.
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trivet.recipe.paths import override, split_path
+from trivet.recipe.secret import expand, refuse_password, refuse_stored_secrets
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Location = Annotated[str, AfterValidator(expand)]
+"""A path or address: `${NAME}` in it is replaced from the environment when the recipe is loaded."""
+Free = Annotated[dict[str, Any], AfterValidator(refuse_stored_secrets)]
+"""Settings whose keys are another component's; passwords and keys are refused, their names belong here."""
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are checked on assignment too."""
+    """Base of all sections: unknown keys are errors, values are checked on assignment too.
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=())
+    Types are strict (a text is no number, `yes` is no truth value), so that a slip is an error with a line
+    number and not a silent conversion.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_assignment=True,
+        validate_default=False,
+        protected_namespaces=(),
+    )
 
 
 class TinyModel(Section):
@@ -36,18 +56,22 @@ class TinyModel(Section):
 class Policy(Section):
     """The model that is trained."""
 
-    model: str | TinyModel = Field(default_factory=TinyModel, description="directory, hub name or tiny model")
+    model: Location | TinyModel = Field(
+        default_factory=TinyModel, description="directory, hub name or tiny model"
+    )
     revision: str | None = None
-    renderer: str = Field("auto", description="auto, chatml, or a name of the renderers library")
-    template_args: dict[str, Any] = Field(default_factory=dict, description="passed to the chat template")
-    system_prompt: str | None = Field(None, description="put before a task that has no system message")
+    renderer: str = Field(default="auto", description="auto, chatml, or a name of the renderers library")
+    template_args: Free = Field(default_factory=dict, description="passed to the chat template")
+    system_prompt: str | None = Field(
+        default=None, description="put before a task that has no system message"
+    )
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 class AuxModel(Section):
     """A model that helps (judge, reference, teacher); named under `models:`."""
 
-    model: str
+    model: Location
     revision: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -56,21 +80,23 @@ class Engine(Section):
     """Who samples."""
 
     kind: Literal["torch"] = "torch"
-    slots: PositiveInt = Field(32, description="sequences decoded at once")
-    context: PositiveInt | None = Field(None, description="tokens per sequence; default: what the stage needs")
-    deterministic: bool | None = Field(None, description="default: true in mode both")
-    fused: bool = Field(True, description="use the fused path where the model's shape allows")
-    top: int = Field(0, ge=0, description="top-k log-probabilities stored per sampled token")
-    request_timeout_s: float = Field(600.0, gt=0, description="deadline of one generation")
+    slots: PositiveInt = Field(default=32, description="sequences decoded at once")
+    context: PositiveInt | None = Field(
+        default=None, description="tokens per sequence; default: what the stage needs"
+    )
+    deterministic: bool | None = Field(default=None, description="default: true in mode both")
+    fused: bool = Field(default=True, description="use the fused path where the model's shape allows")
+    top: int = Field(default=0, ge=0, description="top-k log-probabilities stored per sampled token")
+    request_timeout_s: float = Field(default=600.0, gt=0, description="deadline of one generation")
 
 
 class Sampling(Section):
     """How the policy is sampled. Training knows temperature only; the rest is for evaluation."""
 
-    temperature: float = Field(1.0, ge=0, description="0 is greedy and is for evaluation only")
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy and is for evaluation only")
     max_tokens: PositiveInt = 64
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
     stop: list[str] = Field(default_factory=list)
 
     @property
@@ -82,39 +108,52 @@ class Sampling(Section):
 class Tasks(Section):
     """One taskset: where tasks come from and which environment plays them."""
 
-    source: str = Field(description="file or glob (JSONL, Parquet), dataset name, or generated:NAME")
+    source: Location = Field(description="file or glob (JSONL, Parquet), dataset name, or generated:NAME")
     env: str = "math"
-    name: str | None = Field(None, description="shown in tables; default: derived from source")
+    name: str | None = Field(default=None, description="shown in tables; default: derived from source")
     split: str = "train"
-    subset: str | None = Field(None, description="configuration name of a hub dataset")
+    subset: str | None = Field(default=None, description="configuration name of a hub dataset")
     fields: dict[str, str] = Field(
         default_factory=dict,
         description="our field -> column: prompt, answer, id, messages, response, or payload.NAME",
     )
-    template: str = Field("{prompt}", description="the user message; any column may be named in braces")
-    args: dict[str, Any] = Field(default_factory=dict, description="of a generated taskset")
-    env_args: dict[str, Any] = Field(default_factory=dict, description="of the environment")
+    template: str = Field(
+        default="{prompt}", description="the user message; any column may be named in braces"
+    )
+    args: Free = Field(default_factory=dict, description="of a generated taskset")
+    env_args: Free = Field(default_factory=dict, description="of the environment")
     tags: list[str] = Field(default_factory=list)
     limit: PositiveInt | None = None
-    skip: int = Field(0, ge=0)
+    skip: int = Field(default=0, ge=0)
     shuffle: bool = True
     licence: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tables and metric names call this taskset: `name`, or what the source is called."""
+        if self.name:
+            return self.name
+        if self.source.startswith("generated:"):
+            return self.source.removeprefix("generated:")
+        path = PurePath(self.source)
+        known = {".jsonl", ".json", ".parquet", ".gz", ".zst"}
+        return path.name.partition(".")[0] if path.suffix in known else path.name
 
 
 class Batch(Section):
     """Units: a batch is `prompts` accepted groups of `group` rollouts each, trained at one step."""
 
-    prompts: PositiveInt = Field(32, description="groups (RL) or examples (SFT) per step")
-    group: PositiveInt = Field(16, description="rollouts per prompt; 1 for SFT")
+    prompts: PositiveInt = Field(default=32, description="groups (RL) or examples (SFT) per step")
+    group: PositiveInt = Field(default=16, description="rollouts per prompt; 1 for SFT")
     updates_per_batch: PositiveInt = 1
-    micro_tokens: PositiveInt = Field(4096, description="tokens per forward pass")
+    micro_tokens: PositiveInt = Field(default=4096, description="tokens per forward pass")
 
 
 class Sync(Section):
     """When sampling weights follow: after every `interval` steps, `offset` steps late."""
 
     interval: PositiveInt = 1
-    offset: int = Field(0, ge=0)
+    offset: int = Field(default=0, ge=0)
 
 
 class Window(Section):
@@ -122,44 +161,50 @@ class Window(Section):
 
     above: float = 0.0
     upto: float = 1.0
-    not_all_equal: bool = Field(False, description="drop groups whose rewards are all equal")
-    max_rounds: PositiveInt = Field(4, description="refill rounds before the step goes on with what there is")
+    not_all_equal: bool = Field(default=False, description="drop groups whose rewards are all equal")
+    max_rounds: PositiveInt = Field(
+        default=4, description="refill rounds before the step goes on with what there is"
+    )
 
 
 class Explorer(Section):
     """How rollouts are scheduled."""
 
-    concurrency: PositiveInt = Field(512, description="rollouts in flight at once")
-    deadline_s: float = Field(600.0, gt=0, description="wall-clock limit of one rollout")
-    retries: int = Field(2, ge=0, description="of a rollout lost to infrastructure")
-    max_unscored: Fraction = Field(0.1, description="stop when a larger share of a step is unscored")
+    concurrency: PositiveInt = Field(default=512, description="rollouts in flight at once")
+    deadline_s: float = Field(default=600.0, gt=0, description="wall-clock limit of one rollout")
+    retries: int = Field(default=2, ge=0, description="of a rollout lost to infrastructure")
+    max_unscored: Fraction = Field(default=0.1, description="stop when a larger share of a step is unscored")
     window: Window | None = None
 
 
 class Trainer(Section):
     """How the policy is updated."""
 
-    lr: float = Field(1e-5, gt=0)
+    lr: float = Field(default=1e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     min_lr_ratio: Fraction = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    clip_grad_norm: float = Field(1.0, gt=0)
+    betas: tuple[Momentum, Momentum] = Field(default=(0.9, 0.95), strict=False)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_grad_norm: float = Field(default=1.0, gt=0)
     dtype: Literal["float32", "bfloat16"] = "float32"
     trainable: list[str] = Field(default_factory=list, description="glob patterns; empty: all")
     frozen: list[str] = Field(default_factory=list, description="glob patterns")
-    share_prefix: bool = Field(True, description="compute what rows share (a group's prompt) once")
-    head_chunk: PositiveInt = Field(1024, description="trained positions per pass through the vocabulary")
+    share_prefix: bool = Field(default=True, description="compute what rows share (a group's prompt) once")
+    head_chunk: PositiveInt = Field(
+        default=1024, description="trained positions per pass through the vocabulary"
+    )
     gradient_checkpointing: bool = False
-    max_bad_updates: PositiveInt = Field(3, description="NaN or infinite updates in a row before the run stops")
+    max_bad_updates: PositiveInt = Field(
+        default=3, description="NaN or infinite updates in a row before the run stops"
+    )
 
 
 class Checkpoints(Section):
     """What is kept on disk."""
 
-    every: int = Field(50, ge=0, description="steps; 0: at the stage's end only")
+    every: int = Field(default=50, ge=0, description="steps; 0: at the stage's end only")
     keep_last: PositiveInt = 2
 
 
@@ -169,10 +214,10 @@ class Eval(Section):
     tasks: list[Tasks] = Field(default_factory=list)
     every: PositiveInt = 20
     at_start: bool = True
-    samples: PositiveInt = Field(1, description="rollouts per task")
+    samples: PositiveInt = Field(default=1, description="rollouts per task")
     k: list[PositiveInt] = Field(default_factory=lambda: [1], description="of pass@k; at most `samples`")
-    threshold: float = Field(0.5, description="a reward of at least this is a pass")
-    sampling: Sampling | None = Field(None, description="default: the stage's")
+    threshold: float = Field(default=0.5, description="a reward of at least this is a pass")
+    sampling: Sampling | None = Field(default=None, description="default: the stage's")
 
 
 class Until(Section):
@@ -192,15 +237,17 @@ class Until(Section):
 class Phase(Section):
     """Dotted overrides of the stage's settings from step `from` on."""
 
-    from_step: int = Field(alias="from", ge=1)
-    set: dict[str, Any]
+    from_step: int = Field(alias="from", ge=1, description="the first step it holds for")
+    set: dict[str, Any] = Field(
+        min_length=1, description="e.g. {trainer.lr: 1e-4, sampling.temperature: 0.8}"
+    )
 
 
 class Monitor(Section):
     """What a person sees."""
 
-    samples_every: int = Field(20, ge=0, description="steps between stored samples; 0: never")
-    samples: PositiveInt = Field(4, description="rollouts per stored sample page")
+    samples_every: int = Field(default=20, ge=0, description="steps between stored samples; 0: never")
+    samples: PositiveInt = Field(default=4, description="rollouts per stored sample page")
     tensorboard: bool = False
     plots: bool = True
     show: list[str] = Field(default_factory=list, description="further metrics in the line of a step")
@@ -209,18 +256,30 @@ class Monitor(Section):
 class Runtime(Section):
     """On what the run takes place."""
 
-    threads: PositiveInt | None = Field(None, description="of torch; default: all cores")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0 ...")
+    threads: PositiveInt | None = Field(default=None, description="of torch; default: all cores")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:0 ...")
     placement: Literal["colocated"] = "colocated"
     verifier_workers: PositiveInt = 2
-    step_timeout_s: float = Field(3600.0, gt=0, description="deadline of one step; then stacks are dumped")
+    step_timeout_s: float = Field(
+        default=3600.0, gt=0, description="deadline of one step; then stacks are dumped"
+    )
 
 
 class Buffer(Section):
     """Where experience is kept."""
 
-    url: str | None = Field(None, description="default: sqlite file in the run folder; :memory: for tests")
-    lease_s: float = Field(3600.0, gt=0)
+    url: str | None = Field(
+        default=None,
+        description="default: a SQLite file in the run folder; :memory: for tests. `${NAME}` is stored as it "
+        "is and read from the environment at use, so that no password is stored",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _no_password(cls, url: str | None) -> str | None:
+        return None if url is None else refuse_password(url)
+
+    lease_s: float = Field(default=3600.0, gt=0)
     requeue: list[Literal["surplus", "failed"]] = Field(default_factory=lambda: ["surplus", "failed"])
 
 
@@ -231,16 +290,21 @@ class Weights(Section):
     proof: Literal["checksum", "probe", "both"] = "both"
 
 
+FIXED_IN_PHASES = ("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length")
+
+
 class Stage(Section):
     """One stage; it starts from the checkpoint of the one before."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     mode: Literal["both", "train", "bench"] = "both"
-    algorithm: str | dict[str, Any] = Field("grpo", description="a name, or {kind: name, part: value, ...}")
+    algorithm: str | Free = Field(default="grpo", description="a name, or {kind: name, part: value, ...}")
     tasks: list[Tasks] = Field(default_factory=list)
     steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
-    max_seconds: float | None = Field(None, gt=0, description="the stage ends at the first step after it")
+    max_seconds: float | None = Field(
+        default=None, gt=0, description="the stage ends at the first step after it"
+    )
     until: Until | None = None
     batch: Batch = Field(default_factory=Batch)
     sync: Sync = Field(default_factory=Sync)
@@ -251,7 +315,9 @@ class Stage(Section):
     checkpoints: Checkpoints = Field(default_factory=Checkpoints)
     eval: Eval = Field(default_factory=Eval)
     phases: list[Phase] = Field(default_factory=list)
-    max_length: PositiveInt | None = Field(None, description="SFT: longer examples are dropped and counted")
+    max_length: PositiveInt | None = Field(
+        default=None, description="SFT: longer examples are dropped and counted"
+    )
 
     @model_validator(mode="after")
     def _ends(self) -> Stage:
@@ -260,29 +326,71 @@ class Stage(Section):
             raise ValueError(f"stage {self.name!r}: say when it ends: steps, epochs, until or max_seconds")
         return self
 
+    @model_validator(mode="after")
+    def _one_example_is_a_group_of_one(self) -> Stage:
+        if self.kind == "sft" and "group" not in self.batch.model_fields_set and self.batch.group != 1:
+            # Past validate_assignment, which would run this validator again.
+            object.__setattr__(self.batch, "group", 1)
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The algorithm's name."""
+        return self.algorithm if isinstance(self.algorithm, str) else str(self.algorithm.get("kind", ""))
+
+    def at(self, step: int) -> Stage:
+        """The settings in force at `step` (1, 2, ...): phases whose `from` is reached, later ones on top.
+
+        Raises pydantic's ValidationError when a phase sets what does not exist, ValueError when it sets what
+        a phase cannot change. A recipe from `load_recipe` has been checked for both.
+        """
+        reached = sorted((p for p in self.phases if p.from_step <= step), key=lambda p: p.from_step)
+        if not reached:
+            return self
+        data = self.model_dump(by_alias=True, exclude={"phases"})
+        for phase in reached:
+            for key, value in phase.set.items():
+                path = split_path(key)
+                if path[0] in FIXED_IN_PHASES:
+                    raise ValueError(f"a phase cannot set {path[0]!r}: it belongs to the whole stage")
+                override(data, path, value)
+        return Stage.model_validate(data)
+
 
 class Recipe(Section):
     """The whole file."""
 
     name: str = "run"
     seed: int = 0
-    output: str = Field("runs/{name}", description="run folder; {name} is filled in")
+    output: Location = Field(default="runs/{name}", description="run folder; {name} is filled in")
     policy: Policy = Field(default_factory=Policy)
     models: dict[str, AuxModel] = Field(default_factory=dict)
     runtime: Runtime = Field(default_factory=Runtime)
     buffer: Buffer = Field(default_factory=Buffer)
     weights: Weights = Field(default_factory=Weights)
     monitor: Monitor = Field(default_factory=Monitor)
-    imports: list[str] = Field(
+    imports: list[Location] = Field(
         default_factory=list, description="Python files or modules that register environments and algorithms"
     )
     stages: list[Stage] = Field(min_length=1)
 
     @field_validator("stages")
     @classmethod
-    def _names(cls, stages: list[Stage]) -> list[Stage]:
+    def _names_differ(cls, stages: list[Stage]) -> list[Stage]:
         names = [stage.name for stage in stages]
         double = sorted({name for name in names if names.count(name) > 1})
         if double:
             raise ValueError(f"stage names must differ; {double} are used more than once")
         return stages
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name. Raises KeyError that lists the names."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(f"no stage {name!r}; the recipe has {[stage.name for stage in self.stages]}")
+
+    @property
+    def run_dir(self) -> str:
+        """The run folder: `output` with {name} filled in."""
+        return self.output.replace("{name}", self.name)
