@@ -189,7 +189,7 @@ def readable(kind: str, message: str, value: Any, context: dict[str, Any]) -> st
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     if kind == "string_pattern_mismatch":
-        return f"must be lower-case letters, digits, - and _, not {shown}"
+        return f"must be made of letters (a stage's: lower-case), digits, - and _, not {shown}"
     return f"{message[:1].lower()}{message[1:].replace('input should be', 'must be')}, not {shown}".replace(
         "input should be", "must be"
     )

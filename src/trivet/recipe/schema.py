@@ -360,7 +360,7 @@ class Stage(Section):
 class Recipe(Section):
     """The whole file."""
 
-    name: str = "run"
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = 0
     output: Location = Field(default="runs/{name}", description="run folder; {name} is filled in")
     policy: Policy = Field(default_factory=Policy)
@@ -373,6 +373,13 @@ class Recipe(Section):
         default_factory=list, description="Python files or modules that register environments and algorithms"
     )
     stages: list[Stage] = Field(min_length=1)
+
+    @field_validator("output")
+    @classmethod
+    def _only_the_name(cls, output: str) -> str:
+        if not output.strip() or set("{}") & set(output.replace("{name}", "")):
+            raise ValueError(f"must be a path in which only {{name}} stands in braces, not {output!r}")
+        return output
 
     @field_validator("stages")
     @classmethod

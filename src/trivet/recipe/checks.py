@@ -1,0 +1,236 @@
+"""What a recipe must not ask for: each refusal says which key, why, and what to set instead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from trivet.recipe.memory import ModelShape
+from trivet.recipe.problems import nearest
+from trivet.recipe.schedule import FORMULA, lag
+from trivet.recipe.schema import Eval, Recipe, Stage, TinyModel, Until
+
+
+class PartLike(Protocol):
+    """A part of an algorithm, as planning sees it."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+
+class AlgorithmLike(Protocol):
+    """What planning asks of an algorithm; `trivet.algorithms.Algorithm` is one."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def parts(self) -> Sequence[Any]: ...
+    @property
+    def needs(self) -> frozenset[str]: ...
+    @property
+    def group_min(self) -> int: ...
+    @property
+    def modes(self) -> Collection[str]: ...
+    @property
+    def consumes(self) -> Collection[str]: ...
+
+
+HOW_TO_PROVIDE = {
+    "top": "set engine.top, e.g. engine.top: 20",
+    "routes": "no engine of this version records expert routes",
+    "value": "no trainer of this version has a value model",
+    "teacher_logp": "no trainer of this version has a teacher",
+    "ref_logp": "no trainer of this version keeps a reference policy",
+    "proximal_logp": "the trainer computes them",
+}
+
+
+def provided(stage: Stage) -> dict[str, str]:
+    """What this version's engine and trainer provide in a stage: need -> who provides it."""
+    found = {"proximal_logp": "trainer"}
+    if stage.engine.top > 0:
+        found["top"] = "engine"
+    return found
+
+
+def check_recipe(
+    recipe: Recipe,
+    tasks: Mapping[str, int | None],
+    algorithms: Mapping[str, AlgorithmLike],
+    gives: Mapping[str, Mapping[str, str]],
+    shape: ModelShape | None,
+) -> list[str]:
+    """All refusals, in the recipe's order. Empty: the recipe can be run."""
+    problems = list(_policy(recipe))
+    for stage in recipe.stages:
+        variants = [stage, *(stage.at(phase.from_step) for phase in stage.phases)]
+        found: dict[str, None] = {}
+        for variant in variants:
+            found |= dict.fromkeys(_stage(variant, tasks.get(stage.name), shape))
+            algorithm = algorithms.get(stage.name)
+            if algorithm is not None and stage.mode != "bench":
+                has = {**provided(variant), **gives.get(stage.name, {})}
+                found |= dict.fromkeys(_algorithm(variant, algorithm, has))
+        problems += [f"stages.{stage.name}: {text}" for text in found]
+    return problems
+
+
+def _policy(recipe: Recipe) -> Iterator[str]:
+    tiny = recipe.policy.model
+    if not isinstance(tiny, TinyModel):
+        return
+    if tiny.hidden % tiny.heads or (tiny.hidden // tiny.heads) % 2:
+        yield (
+            f"policy.model: hidden {tiny.hidden} over {tiny.heads} heads must give an even head size; "
+            f"set hidden to a multiple of {2 * tiny.heads}"
+        )
+    if tiny.heads % tiny.kv_heads:
+        yield f"policy.model: heads {tiny.heads} must be a multiple of kv_heads {tiny.kv_heads}"
+    if not tiny.alphabet:
+        yield "policy.model: the alphabet is empty; list the characters the model shall know"
+
+
+def _stage(stage: Stage, tasks: int | None, shape: ModelShape | None) -> Iterator[str]:
+    yield from _taskset(stage, tasks)
+    yield from _eval(stage)
+    limit = shape.context if shape else None
+    if limit and stage.engine.context and stage.engine.context > limit:
+        yield f"engine.context {stage.engine.context} is more than the model's {limit} positions"
+    if stage.mode == "bench":
+        return
+    yield from _batch(stage)
+    yield from _ending(stage)
+    if stage.mode == "both":
+        yield from _sampling(stage)
+    if limit and stage.mode == "both" and stage.sampling.max_tokens >= limit:
+        yield (
+            f"sampling.max_tokens {stage.sampling.max_tokens} leaves no room for a prompt in the model's "
+            f"context of {limit} tokens"
+        )
+
+
+def _taskset(stage: Stage, tasks: int | None) -> Iterator[str]:
+    if stage.mode == "bench":
+        if not stage.eval.tasks:
+            yield "a bench stage plays eval.tasks, and there are none"
+        if stage.tasks:
+            yield "a bench stage plays eval.tasks; move what is under tasks there"
+    elif not stage.tasks:
+        yield "there is nothing to train on; give it tasks"
+    elif tasks == 0:
+        yield "its tasksets hold no task; look at limit, skip, split and the source"
+
+
+def _batch(stage: Stage) -> Iterator[str]:
+    batch = stage.batch
+    if batch.updates_per_batch > batch.prompts:
+        yield (
+            f"batch.updates_per_batch {batch.updates_per_batch} cannot split {batch.prompts} prompts: an "
+            "update takes whole groups. batch.prompts counts groups, not rollouts: a step has prompts x group = "
+            f"{batch.prompts * batch.group} rollouts"
+        )
+    if stage.mode == "both" and stage.sampling.max_tokens >= batch.micro_tokens:
+        yield (
+            f"batch.micro_tokens {batch.micro_tokens} must hold the longest row: a prompt and up to "
+            f"sampling.max_tokens {stage.sampling.max_tokens} tokens. It counts tokens per forward pass, not "
+            "rows"
+        )
+
+
+def _ending(stage: Stage) -> Iterator[str]:
+    if stage.trainer.schedule != "constant" and stage.steps is None and stage.epochs is None:
+        yield (
+            f"trainer.schedule {stage.trainer.schedule} must know how many steps there are; set steps or "
+            "epochs (until and max_seconds may end the stage earlier)"
+        )
+    if stage.steps is not None and stage.trainer.warmup_steps >= stage.steps > 1:
+        yield (
+            f"trainer.warmup_steps {stage.trainer.warmup_steps} is not below steps {stage.steps}: the "
+            "learning rate would never reach lr"
+        )
+
+
+def _sampling(stage: Stage) -> Iterator[str]:
+    sampling, sync = stage.sampling, stage.sync
+    if not sampling.exact:
+        knobs = {
+            "temperature: 0": sampling.temperature == 0,
+            f"top_p: {sampling.top_p}": sampling.top_p != 1,
+            f"top_k: {sampling.top_k}": sampling.top_k != 0,
+            f"stop: {sampling.stop}": bool(sampling.stop),
+        }
+        named = ", ".join(name for name, used in knobs.items() if used)
+        yield (
+            f"sampling has {named}: training must sample from softmax(logits / temperature) over the whole "
+            "vocabulary, or log-probabilities of sampler and trainer differ. Only temperature > 0 may be set "
+            "here; the others belong under eval.sampling"
+        )
+    if sync.offset > 0:
+        lags = ", ".join(str(lag(step, sync.interval, sync.offset)) for step in range(1, 5))
+        yield (
+            f"sync.offset {sync.offset} is not available in this version; set it to 0. Batch e would be "
+            f"sampled with the weights after step {FORMULA}, here with lags {lags}, ... for e = 1, 2, 3, 4"
+        )
+
+
+def _eval(stage: Stage) -> Iterator[str]:
+    config = stage.eval
+    too_many = [k for k in config.k if k > config.samples]
+    if too_many and config.tasks:
+        yield (
+            f"eval.k {too_many} is more than eval.samples {config.samples}: pass@k needs at least k rollouts "
+            f"per task; set eval.samples to {max(too_many)} or more"
+        )
+    labels = [tasks.label for tasks in config.tasks]
+    double = sorted({label for label in labels if labels.count(label) > 1})
+    if double:
+        yield f"eval.tasks has {double} more than once, so their metrics would mix; set `name:` on one"
+    if stage.until is not None and stage.mode != "bench":
+        yield from _until(stage.until, config)
+
+
+def _until(until: Until, config: Eval) -> Iterator[str]:
+    labels = [tasks.label for tasks in config.tasks]
+    parts = until.metric.split("/")
+    if parts[0] != "eval" or len(parts) < 3:
+        example = f"eval/{labels[0] if labels else 'TASKSET'}/pass@1"
+        yield f"until.metric {until.metric!r} must be eval/TASKSET/METRIC, e.g. {example}"
+        return
+    name, metric = "/".join(parts[1:-1]), parts[-1]
+    if name not in labels:
+        has = ", ".join(labels) or "none"
+        yield f"until.metric names the taskset {name!r}; eval.tasks has {has}{nearest(name, labels)}"
+    if metric.startswith("pass@") and metric.removeprefix("pass@") not in map(str, config.k):
+        yield f"until.metric wants {metric}; eval.k computes {', '.join(f'pass@{k}' for k in config.k)}"
+
+
+def _algorithm(stage: Stage, algorithm: AlgorithmLike, has: Mapping[str, str]) -> Iterator[str]:
+    kind, group = algorithm.kind, stage.batch.group
+    if stage.mode not in algorithm.modes:
+        sampled = (
+            "samples nothing: the answers are in the data" if "both" not in algorithm.modes else "samples"
+        )
+        yield (
+            f"mode {stage.mode} does not suit {kind}, which {sampled}; set mode: "
+            f"{' or '.join(sorted(set(algorithm.modes) - {'async'}))}"
+        )
+    elif stage.mode == "train" and "rollout" in algorithm.consumes:
+        yield (
+            f"mode train has no rollouts for {kind}: replaying stored ones is not available in this version; "
+            "set mode: both"
+        )
+    if "rollout" in algorithm.consumes and group < algorithm.group_min:
+        yield (
+            f"batch.group {group} gives {kind} nothing to compare: credit needs at least "
+            f"{algorithm.group_min} rollouts of one prompt. batch.group counts rollouts per prompt, "
+            "batch.prompts the prompts of a step"
+        )
+    if algorithm.consumes == {"sft"} and group != 1:
+        yield f"batch.group {group} does not suit {kind}: an example is a group of one; set batch.group: 1"
+    for need in sorted(algorithm.needs - has.keys()):
+        who = [f"{p.role} {p.name}" for p in algorithm.parts if need in p.needs] or [kind]
+        yield f"{kind} ({', '.join(who)}) needs {need}: {HOW_TO_PROVIDE.get(need, 'nobody provides it')}"
