@@ -83,14 +83,12 @@ class StagePlan:
 
     def _training_lines(self) -> list[tuple[str, str]]:
         unit = "examples" if self.mode == "train" and self.group == 1 else "rollouts"
-        times = f" x {self.group} rollouts" if unit == "rollouts" else ""
-        total = f" = {self.rollouts_per_step:,} {unit}" if times else f" ({unit})"
+        batch = f"{self.rollouts_per_step:,} {unit}"
+        if unit == "rollouts":
+            batch = f"{self.prompts:,} prompts x {self.group} rollouts = {batch}"
         out = [
             ("tasks", _count(self.tasks)),
-            (
-                "a step",
-                f"{self.prompts:,} prompts{times}{total}, {self.updates_per_step} optimiser update(s)",
-            ),
+            ("a step", f"{batch}, {self.updates_per_step} optimiser update(s)"),
             ("steps", f"{_count(self.steps)} ({self.ends})" + _passes(self.epochs)),
         ]
         if self.steps is not None:
@@ -146,9 +144,9 @@ def plan(
     """The derived numbers and refusals of a recipe. Never raises for them: see `Plan.check`.
 
     By stage name: `tasks`, how many tasks it trains on; `eval_tasks`, how many its evaluations hold;
-    `algorithms`, what `trivet.algorithms.resolve` made of its algorithm (without it, nothing is refused on the
-    algorithm's behalf); `gives`, what is provided beyond `checks.provided`: need -> who. `shape` of the policy,
-    by default read from the recipe or a local directory.
+    `algorithms`, what `trivet.algorithms.resolve` made of its algorithm (without it, nothing is refused on
+    the algorithm's behalf); `gives`, what is provided beyond `checks.provided`: need -> who. `shape` of the
+    policy, by default read from the recipe or a local directory.
     """
     shape = shape or policy_shape(recipe)
     tasks, eval_tasks = tasks or {}, eval_tasks or {}
@@ -252,6 +250,9 @@ def _notes(stage: Stage, steps: int | None, tasks: int | None) -> list[str]:
         return notes
     if tasks and batch.prompts > tasks:
         notes.append(f"a step of {batch.prompts} prompts is more than the {tasks} tasks: it spans epochs")
+    if stage.phases:
+        first = min(phase.from_step for phase in stage.phases)
+        notes.append(f"phases change settings from step {first} on; these numbers are of the stage's own")
     if batch.prompts % batch.updates_per_batch:
         notes.append(f"{batch.prompts} prompts do not split evenly into {batch.updates_per_batch} updates")
     if steps is not None:
