@@ -39,7 +39,7 @@ class SingleTurn(ABC):
     `score_limit_s` seconds; what it raises or returns amiss leaves the rollout unscored, never 0.
     """
 
-    score_limit_s: float = 120.0
+    score_limit_s: float | None = 120.0
 
     @abstractmethod
     async def score(self, task: Task, message: Message, rollout: Rollout) -> Reward:
