@@ -1,0 +1,103 @@
+"""The official chat template of a tokenizer: the measure that every renderer is compared with."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trivet.render.base import RenderError
+from trivet.types import Message
+
+
+def to_chat(message: Message) -> dict[str, Any]:
+    """A message in the form chat templates read (OpenAI's, reasoning as `reasoning_content`)."""
+    out: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.reasoning is not None:
+        out["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        out["tool_calls"] = [
+            {"type": "function", "id": c.id, "function": {"name": c.name, "arguments": c.arguments}}
+            for c in message.tool_calls
+        ]
+    for key in ("tool_call_id", "name"):
+        if getattr(message, key) is not None:
+            out[key] = getattr(message, key)
+    return out
+
+
+class ChatTemplate:
+    """`tokenizer.apply_chat_template` with fixed arguments and errors for people.
+
+    Raises RenderError for a tokenizer without a template, for arguments the template never reads, and for a
+    template that writes today's date (the same conversation would have other ids tomorrow).
+    """
+
+    def __init__(self, tokenizer: Any, args: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.args = dict(args or {})
+        self.name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        source = getattr(tokenizer, "chat_template", None)
+        if not source:
+            raise RenderError(
+                f"the tokenizer of {self.name} has no chat template: use an instruction-tuned model, or set "
+                "tokenizer.chat_template (a ChatML template suits most base models) and save the tokenizer"
+            )
+        self.source: str = source if isinstance(source, str) else str(source.get("default", ""))
+        self._check_args()
+        self._check_date()
+
+    def _check_args(self) -> None:
+        words = set(re.findall(r"\w+", self.source))
+        for key in self.args:
+            if key not in words:
+                near = difflib.get_close_matches(key, words, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise RenderError(
+                    f"template_args: {key!r} is read nowhere in the chat template of {self.name}{hint}"
+                )
+
+    def _check_date(self) -> None:
+        if "strftime_now" not in self.source:
+            return
+        chat = [Message("user", "a")]
+        days = [self.text(chat, strftime_now=lambda _, day=day: day) for day in ("one day", "another day")]
+        if days[0] != days[1]:
+            raise RenderError(
+                f"the chat template of {self.name} writes today's date, so the same conversation has other ids "
+                "tomorrow: pin it, e.g. template_args: {date_string: 26 Jul 2024}"
+            )
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        generate: bool = False,
+        **more: Any,
+    ) -> str:
+        """The conversation as text. Raises RenderError with the template's own complaint."""
+        try:
+            out = self.tokenizer.apply_chat_template(
+                [to_chat(m) for m in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=generate,
+                tokenize=False,
+                **{**self.args, **more},
+            )
+        except Exception as error:  # templates raise whatever their authors chose
+            raise RenderError(
+                f"the chat template of {self.name} refuses this conversation: {error}"
+            ) from error
+        return str(out)
+
+    def ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        generate: bool = False,
+    ) -> list[int]:
+        """The conversation's official ids."""
+        text = self.text(messages, tools, generate)
+        # As apply_chat_template(tokenize=True) does: the template has written all special tokens itself.
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
