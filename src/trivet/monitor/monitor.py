@@ -158,9 +158,8 @@ class Monitor:
             values = self._write(step, {f"{prefix}{key}": value for key, value in metrics.items()})
             own = {key.removeprefix(prefix): value for key, value in values.items()}
             first = self._evals.setdefault(name, own)
-            text = eval_line(self._stage, self._step, name, own, first, self._marks)
-            text.truncate(self.console.width)
-            self._print(text)
+            width = self.console.width
+            self._print(eval_line(self._stage, self._step, name, own, first, self._marks, width))
 
     def progress(self, description: str, total: int | None) -> Bar:
         """A bar (use it as a context manager), seen once the work has taken two seconds."""

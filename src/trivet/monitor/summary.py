@@ -76,9 +76,12 @@ def change(key: str, value: float | None, first: float | None) -> tuple[str, int
 
 
 def eval_line(
-    stage: str, step: int, name: str, metrics: Values, first: Values, sign: Mapping[str, str]
+    stage: str, step: int, name: str, metrics: Values, first: Values, sign: Mapping[str, str], width: int
 ) -> Text:
-    """`rl  eval 20  addition  pass@1 61.2% (58.0-64.1)  ▲ +12.3 since start  pass@4 80.1%`."""
+    """`rl  eval 20  addition  pass@1 61.2% (58.0% to 64.1%)  ▲ +12.3 since start  pass@4 80.1%`.
+
+    At most `width` cells: further metrics are shown where there is room.
+    """
     line = Text.assemble((stage, "bold cyan"), "  ", (f"eval {step}", "bold"), "  ", (name, "bold magenta"))
     main = main_metric(metrics)
     if main is None:
@@ -95,7 +98,10 @@ def eval_line(
             line.append(" since start", "dim")
     for key, value in metrics.items():
         if key != main and not key.endswith(("/low", "/high")):
-            line.append(f"  {key} ", "dim").append(write_eval(key, value))
+            extra = Text.assemble((f"  {key} ", "dim"), write_eval(key, value))
+            if line.cell_len + extra.cell_len <= width:
+                line.append_text(extra)
+    line.truncate(width)
     return line
 
 
@@ -124,27 +130,8 @@ def summary_rows(records: Sequence[Values], run: Values) -> tuple[list[str], lis
     """Columns and rows of the final table: stages, then evaluations before and after."""
     rows = []
     for stage, (step, start, end) in stage_spans(records).items():
-        rewards = [
-            r["reward/mean"] for r in records if r["stage"] == stage and r.get("reward/mean") is not None
-        ]
-        what = [
-            "reward",
-            write_metric("reward/mean", rewards[0]),
-            write_metric("reward/mean", rewards[-1]),
-            "",
-        ]
-        if rewards:
-            what[3] = change("reward/mean", rewards[-1], rewards[0])[0]
-        else:
-            losses = [
-                r["train/loss"] for r in records if r["stage"] == stage and r.get("train/loss") is not None
-            ]
-            what = (
-                ["loss", write_metric("train/loss", losses[0]), write_metric("train/loss", losses[-1]), ""]
-                if losses
-                else [""] * 4
-            )
-        rows.append([f"{stage} ({step} steps, {duration(end - start)})", *what])
+        own = [r for r in records if r["stage"] == stage]
+        rows.append([f"{stage} ({step} steps, {duration(end - start)})", *_first_and_last(own)])
     last: dict[str, dict[str, Any]] = {}
     for record in records:
         last |= eval_metrics(record)
@@ -152,9 +139,18 @@ def summary_rows(records: Sequence[Values], run: Values) -> tuple[list[str], lis
         key = main_metric(before)
         if key is not None:
             old, new = before.get(key), last[name].get(key)
-            rows.append(
-                [f"eval {name}", key, write_eval(key, old), write_eval(key, new), change(key, new, old)[0]]
-            )
+            row = [f"eval {name}", key, write_eval(key, old), write_eval(key, new), change(key, new, old)[0]]
+            rows.append(row)
     if run.get("sessions"):
         rows.append(["whole run", "time", "", duration(run_seconds(run)), ""])
     return ["", "metric", "before", "after", "change"], rows
+
+
+def _first_and_last(records: Sequence[Values]) -> list[str]:
+    """Metric, first value, last value and change of a stage's reward, or else of its loss."""
+    for key, name in (("reward/mean", "reward"), ("train/loss", "loss")):
+        values = [r[key] for r in records if r.get(key) is not None]
+        if values:
+            ends = [write_metric(key, values[0]), write_metric(key, values[-1])]
+            return [name, *ends, change(key, values[-1], values[0])[0]]
+    return ["", "", "", ""]

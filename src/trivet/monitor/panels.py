@@ -1,0 +1,323 @@
+"""What the curves show: metrics of a run as panels of series, thinned so that any run fits a page.
+
+Plots (matplotlib) and the report (its own SVG) draw the same panels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from trivet.monitor.fields import Kind, guess_kind
+from trivet.monitor.files import stage_order
+from trivet.monitor.summary import eval_metrics, main_metric
+
+MAX_POINTS = 320
+"""Of one series in a panel."""
+MAX_BARS = 48
+"""Of a panel of stacked bars."""
+
+
+@dataclass(slots=True)
+class Series:
+    """One curve; arrays have shape (points,). A NaN in `y` breaks the line; `low`/`high`: a band."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    smooth: np.ndarray | None = None
+
+    @property
+    def last(self) -> float | None:
+        """The last value; None without any."""
+        finite = self.y[np.isfinite(self.y)]
+        return float(finite[-1]) if len(finite) else None
+
+
+@dataclass(slots=True)
+class Panel:
+    """One picture: `line` (many steps), `points` (evaluations, intervals) or `stack` (parts of a whole)."""
+
+    id: str
+    title: str
+    kind: Literal["line", "points", "stack"]
+    unit: Kind
+    series: list[Series] = field(default_factory=list)
+
+    def limits(self) -> tuple[float, float]:
+        """The y axis: robust against a few spikes, with 0 in it where that costs little."""
+        if self.kind == "stack":
+            total = np.sum([np.nan_to_num(s.y) for s in self.series], axis=0)
+            return 0.0, float(total.max(initial=0.0)) * 1.05 or 1.0
+        values = np.concatenate(
+            [a for s in self.series for a in (s.y, s.low, s.high) if a is not None] or [np.zeros(1)]
+        )
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return 0.0, 1.0
+        low, high = float(values.min()), float(values.max())
+        if len(values) > 50:
+            a, b = (float(q) for q in np.quantile(values, [0.01, 0.99]))
+            margin = 0.5 * (b - a)
+            low, high = max(low, a - margin), min(high, b + margin)
+        if low > 0 and low < 0.6 * high:
+            low = 0.0
+        gap = (high - low) or abs(high) * 0.1 or 1.0
+        return (low - 0.06 * gap if low else 0.0), high + 0.06 * gap
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stage's place on the common step axis: from `start` (its step 0) to `stop`."""
+
+    name: str
+    start: int
+    stop: int
+
+
+_LINES: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+    ("reward", "Reward", (("reward/mean", "mean"),)),
+    (
+        "outcome",
+        "Outcome of rollouts",
+        (
+            ("rollout/solved", "solved"),
+            ("rollout/truncated", "cut off"),
+            ("rollout/unscored", "unscored"),
+            ("rollout/no_signal", "groups without signal"),
+        ),
+    ),
+    ("loss", "Loss", (("train/loss", "loss"),)),
+    ("accuracy", "Accuracy in training", (("train/accuracy", "accuracy"),)),
+    ("margin", "Preference margin", (("train/margin", "margin"),)),
+    ("entropy", "Entropy (nats)", (("train/entropy", "entropy"),)),
+    ("kl", "KL (nats a token)", (("train/kl", "to the sampler"), ("train/ref_kl", "to the reference"))),
+    ("grad_norm", "Gradient norm", (("train/grad_norm", "before clipping"),)),
+    ("length", "Response length (tokens)", (("rollout/length", "mean"), ("rollout/length_max", "longest"))),
+    ("turns", "Turns", (("rollout/turns", "mean"),)),
+    (
+        "speed",
+        "Tokens a second",
+        (("engine/tokens_per_s", "sampling"), ("train/tokens_per_s", "training")),
+    ),
+    ("lag", "Lag of the sampling weights (steps)", (("rollout/lag", "mean"),)),
+    ("lr", "Learning rate", (("train/lr", "learning rate"),)),
+)
+
+
+class History:
+    """The metrics of a run on one step axis: each stage begins where the one before ended."""
+
+    def __init__(self, records: Sequence[Mapping[str, Any]]) -> None:
+        self.records = records
+        self.spans: list[Span] = []
+        start = 0
+        for name in stage_order(records):
+            last = max((r["step"] for r in records if r["stage"] == name), default=0)
+            self.spans.append(Span(name, start, start + last))
+            start += max(last, 1)
+        self._start = {span.name: span.start for span in self.spans}
+        self.x = np.array([self._start[r["stage"]] + r["step"] for r in records], np.int64)
+        index = {span.name: i for i, span in enumerate(self.spans)}
+        self._stage = np.array([index[r["stage"]] for r in records], np.int64)
+        self._order = np.lexsort((self.x, self._stage))
+
+    @property
+    def keys(self) -> set[str]:
+        return {key for record in self.records for key in record}
+
+    def column(self, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x, values (NaN where null) and stage index of the steps that have `key`, in order."""
+        values = [self.records[i].get(key, _ABSENT) for i in self._order]
+        has = np.array([value is not _ABSENT for value in values], bool)
+        y = np.array([np.nan if v is None or v is _ABSENT else v for v in values], np.float64)
+        return self.x[self._order][has], y[has], self._stage[self._order][has]
+
+    def series(self, key: str, name: str, *, thin: bool = True) -> Series | None:
+        """The curve of a metric, broken between stages; None when it has no finite value."""
+        x, y, stage = self.column(key)
+        if not np.isfinite(y).any():
+            return None
+        parts = []
+        for i in np.unique(stage):
+            own = stage == i
+            room = max(8, round(MAX_POINTS * own.mean())) if thin else len(x)
+            parts.append(_thin(x[own], y[own], room))
+        return _joined(name, parts)
+
+    def where(self, x: int) -> tuple[str, int]:
+        """(stage, step) of a place on the axis."""
+        for span in reversed(self.spans):
+            if x > span.start or span is self.spans[0]:
+                return span.name, int(x - span.start)
+        return "", int(x)
+
+
+_ABSENT = object()
+
+
+def _thin(x: np.ndarray, y: np.ndarray, room: int) -> Series:
+    """At most `room` points: means of equal runs of steps, with their extremes as a band."""
+    smooth = _smooth(y) if len(y) >= 40 else None
+    if len(x) <= room:
+        return Series("", x.astype(np.float64), y, smooth=smooth)
+    starts = np.linspace(0, len(x), room + 1).astype(int)[:-1]
+    counts = np.diff(np.append(starts, len(x)))
+    finite = np.isfinite(y)
+    n = np.add.reduceat(finite, starts)
+    total = np.add.reduceat(np.where(finite, y, 0.0), starts)
+    mean = np.where(n > 0, total / np.maximum(n, 1), np.nan)
+    low = np.minimum.reduceat(np.where(finite, y, np.inf), starts)
+    high = np.maximum.reduceat(np.where(finite, y, -np.inf), starts)
+    low, high = np.where(n > 0, low, np.nan), np.where(n > 0, high, np.nan)
+    last = starts + counts - 1
+    return Series("", x[last].astype(np.float64), mean, low, high, None if smooth is None else smooth[last])
+
+
+def _smooth(y: np.ndarray) -> np.ndarray:
+    """An exponential moving average over about a fortieth of the run, unbiased at its start."""
+    keep = 1.0 - 1.0 / max(4.0, len(y) / 40)
+    mean, weight = 0.0, 0.0
+    out = np.empty(len(y))
+    for i, value in enumerate(y.tolist()):
+        if value == value:
+            mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        out[i] = mean / weight if weight else np.nan
+    return out
+
+
+def _joined(name: str, parts: list[Series]) -> Series:
+    """Pieces of one curve with a NaN between them."""
+    banded = any(part.low is not None for part in parts)
+    smoothed = any(part.smooth is not None for part in parts)
+    columns: dict[str, list[np.ndarray]] = {"x": [], "y": [], "low": [], "high": [], "smooth": []}
+    for i, part in enumerate(parts):
+        if i:
+            for column in columns.values():
+                column.append(np.array([np.nan]))
+            columns["x"][-1] = part.x[:1]
+        columns["x"].append(part.x)
+        columns["y"].append(part.y)
+        columns["low"].append(part.y if part.low is None else part.low)
+        columns["high"].append(part.y if part.high is None else part.high)
+        columns["smooth"].append(part.y if part.smooth is None else part.smooth)
+    whole = {key: np.concatenate(column) for key, column in columns.items()}
+    return Series(
+        name,
+        whole["x"],
+        whole["y"],
+        whole["low"] if banded else None,
+        whole["high"] if banded else None,
+        whole["smooth"] if smoothed else None,
+    )
+
+
+def panels(history: History) -> list[Panel]:
+    """All panels that have data, evaluations first."""
+    found = _evaluations(history)
+    for id_, title, lines in _LINES:
+        unit = guess_kind(lines[0][0])
+        panel = Panel(id_, title, "line", unit)
+        for key, name in lines:
+            curve = history.series(key, name)
+            if curve is not None and (key not in _QUIET or np.nanmax(curve.y) > 0):
+                panel.series.append(curve)
+        if panel.series:
+            found.append(panel)
+        if id_ == "reward":
+            found += _reward_parts(history)
+    return found + _times(history)
+
+
+_QUIET = {"rollout/truncated", "rollout/unscored", "rollout/no_signal", "rollout/lag"}
+
+
+def _evaluations(history: History) -> list[Panel]:
+    """The main metric of all tasksets in one panel a metric, then all k of each taskset with several."""
+    kinds: dict[str, set[str]] = {}
+    for record in history.records:
+        for name, metrics in eval_metrics(record).items():
+            kinds.setdefault(name, set()).update(metrics)
+    mains: dict[str, Panel] = {}
+    several: list[Panel] = []
+    for name, metrics in kinds.items():
+        ks = sorted((m for m in metrics if _is_pass(m)), key=lambda m: int(m[5:]))
+        main = ks[0] if ks else main_metric(dict.fromkeys(sorted(metrics)))
+        if main is None:
+            continue
+        panel = mains.setdefault(
+            main, Panel(_id("eval", main), f"Evaluation: {main}", "points", guess_kind(main))
+        )
+        _add_points(history, panel, f"eval/{name}/{main}", name)
+        if len(ks) > 1:
+            panel = Panel(_id("eval", name), f"{name}: pass@k", "points", "percent")
+            for key in ks[:6]:
+                _add_points(history, panel, f"eval/{name}/{key}", key)
+            several.append(panel)
+    return [panel for panel in [*mains.values(), *several] if panel.series]
+
+
+def _is_pass(metric: str) -> bool:
+    return metric.startswith("pass@") and metric[5:].isdigit()
+
+
+def _id(*parts: str) -> str:
+    """A file name of the parts."""
+    return "_".join("".join(c if c.isalnum() and c.isascii() else "-" for c in part) for part in parts)
+
+
+def _add_points(history: History, panel: Panel, key: str, name: str) -> None:
+    """Evaluations are few and run on through the stages: no break, every point kept (up to the limit)."""
+    x, y, _ = history.column(key)
+    keep = np.flatnonzero(np.isfinite(y))
+    keep = (
+        keep[np.unique(np.linspace(0, len(keep) - 1, MAX_POINTS).round().astype(int))] if len(keep) else keep
+    )
+    if not len(keep):
+        return
+    bounds: list[np.ndarray | None] = []
+    for side in ("low", "high"):
+        at, values, _ = history.column(f"{key}/{side}")
+        known = dict(zip(at.tolist(), values.tolist(), strict=True))
+        edge = np.array([known.get(place, np.nan) for place in x[keep].tolist()])
+        bounds.append(edge if np.isfinite(edge).any() else None)
+    low, high = bounds if all(b is not None for b in bounds) else (None, None)
+    panel.series.append(Series(name, x[keep].astype(np.float64), y[keep], low, high))
+
+
+def _reward_parts(history: History) -> list[Panel]:
+    own = {"reward/mean", "reward/std", "reward/min", "reward/max"}
+    keys = sorted(k for k in history.keys if k.startswith("reward/") and k not in own)[:8]
+    curves = [curve for key in keys if (curve := history.series(key, key.removeprefix("reward/")))]
+    return [Panel("reward_parts", "Parts of the reward", "line", "number", curves)] if curves else []
+
+
+def _times(history: History) -> list[Panel]:
+    """Where a step's time goes: parts, and what is left of time/step as `other`."""
+    keys = sorted(k for k in history.keys if k.startswith("time/") and k not in ("time/step", "time/total"))
+    steps = [r for r in history.records if any(r.get(k) is not None for k in (*keys, "time/step"))]
+    steps = [r for r in steps if r["step"] > 0]
+    if not steps or not keys:
+        return []
+    x = np.array([history._start[r["stage"]] + r["step"] for r in steps], np.float64)
+    table = np.array([[r.get(k) or 0.0 for k in keys] for r in steps], np.float64)
+    whole = np.array([r.get("time/step") or 0.0 for r in steps], np.float64)
+    rest = np.maximum(whole - table.sum(1), 0.0)
+    names = [k.removeprefix("time/") for k in keys]
+    if rest.sum() > 0.02 * max(whole.sum(), 1e-9):
+        table, names = np.column_stack([table, rest]), [*names, "other"]
+    order = np.argsort(-table.sum(0), kind="stable")
+    starts = np.unique(np.linspace(0, len(x), min(MAX_BARS, len(x)) + 1).astype(int)[:-1])
+    counts = np.diff(np.append(starts, len(x)))
+    means = np.add.reduceat(table, starts, axis=0) / counts[:, None]
+    middle = np.add.reduceat(x, starts) / counts
+    curves = [Series(names[i], middle, means[:, i]) for i in order if means[:, i].any()]
+    if len(curves) > 7:
+        others = np.sum([c.y for c in curves[6:]], axis=0)
+        curves = [*curves[:6], Series("other", middle, others)]
+    return [Panel("time", "Seconds a step", "stack", "seconds", curves)] if curves else []
