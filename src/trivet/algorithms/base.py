@@ -277,8 +277,8 @@ class Algorithm:
     def annotations(self, updates_per_batch: int) -> frozenset[str]:
         """Columns to put into `batch.annotations` before the first update.
 
-        With one update per batch the proximal policy is the current one: its log-probabilities come out of the
-        update's own forward and no pass is spent on them, unless credit reads them.
+        With one update per batch the proximal policy is the current one: its log-probabilities come out of
+        the update's own forward and no pass is spent on them, unless credit reads them.
         """
         needs = self.needs & {"ref_logp", "proximal_logp", "value", "teacher_logp"}
         free = updates_per_batch == 1 and "proximal_logp" not in self.credit_needs

@@ -1,14 +1,150 @@
-"""From groups to flat columns, and from one batch to several updates."""
+"""From groups to flat columns (`collate`), and from one prepared batch to several updates (`split`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
-from trivet.algorithms.base import Batch, PreparedBatch
-from trivet.types import Group
+import numpy as np
+
+from trivet.algorithms.base import (
+    KINDS,
+    PREFERENCES,
+    ROLES,
+    TERMINATIONS,
+    AlgorithmError,
+    Batch,
+    PreparedBatch,
+)
+from trivet.algorithms.prepare import assemble
+from trivet.types import Group, Pending, Rollout, Row, Unscored
+
+_TOKEN_COLUMNS: dict[str, Any] = {
+    "ids_T": np.int32,
+    "sampled_T": np.bool_,
+    "train_T": np.float32,
+    "logprob_T": np.float32,
+    "version_T": np.int32,
+    "temperature_T": np.float32,
+    "turn_T": np.int32,
+    "node_T": np.int32,
+}
 
 
-def collate(groups: Sequence[Group]) -> Batch: ...
+def collate(groups: Sequence[Group]) -> Batch:
+    """Rows of all rollouts side by side, in the order of groups, rollouts and leaves.
+
+    Every rollout is kept, trained or not: its reward belongs to its group's baseline. Rows without a trained
+    token are kept too; `prepare` marks them as not to be forwarded.
+
+    Raises AlgorithmError for a pending reward, a rollout of role eval, a trained token at position 0 of a
+    row.
+    """
+    rollouts = [(g, rollout) for g, group in enumerate(groups) for rollout in group.rollouts]
+    for g, rollout in rollouts:
+        _refuse(groups[g], rollout)
+    rows_N = [rollout.trace.rows() for _, rollout in rollouts]
+    rows = [row for rows in rows_N for row in rows]
+    length_R = np.asarray([len(row) for row in rows], np.int64)
+    row_rollout_R = np.repeat(np.arange(len(rollouts)), [len(rows) for rows in rows_N]).astype(np.int64)
+    start_R = np.cumsum(length_R) - length_R
+    tokens = {name: _concatenate(rows, name, dtype) for name, dtype in _TOKEN_COLUMNS.items()}
+    row_T = np.repeat(np.arange(len(rows), dtype=np.int32), length_R)
+    total = int(length_R.sum())
+    rollout_T = np.repeat(row_rollout_R, length_R)
+    batch = Batch(
+        **tokens,
+        position_T=(np.arange(total) - np.repeat(start_R, length_R)).astype(np.int32),
+        row_T=row_T,
+        row_start_R=start_R,
+        row_length_R=length_R,
+        row_rollout_R=row_rollout_R,
+        length_N=np.bincount(rollout_T[tokens["train_T"] > 0], minlength=len(rollouts)).astype(np.int64),
+        **_rollout_table(groups, rollouts),
+    )
+    _refuse_first(batch)
+    return batch
 
 
-def split(prepared: PreparedBatch, n: int) -> list[PreparedBatch]: ...
+def _concatenate(rows: list[Row], name: str, dtype: Any) -> np.ndarray:
+    parts = [getattr(row, name) for row in rows]
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+
+
+def _rollout_table(groups: Sequence[Group], rollouts: list[tuple[int, Rollout]]) -> dict[str, Any]:
+    played = [rollout for _, rollout in rollouts]
+    players = tuple(dict.fromkeys(r.player for r in played))
+    sources = tuple(dict.fromkeys(r.source for r in played))
+    scores = [r.score for r in played]
+    return {
+        "reward_N": np.asarray([np.nan if s is None else s for s in scores], np.float64),
+        "group_N": np.asarray([g for g, _ in rollouts], np.int64),
+        "player_N": np.asarray([players.index(r.player) for r in played], np.int64),
+        "attempt_N": np.asarray([r.attempt for r in played], np.int64),
+        "termination_N": np.asarray([TERMINATIONS.index(r.termination) for r in played], np.int8),
+        "source_N": np.asarray([sources.index(r.source) for r in played], np.int64),
+        "role_N": np.asarray([ROLES.index(r.role) for r in played], np.int8),
+        "preference_N": np.asarray([PREFERENCES[r.preference] for r in played], np.int8),
+        "kind_G": np.asarray([KINDS.index(group.kind) for group in groups], np.int8),
+        "group_ids": tuple(group.id for group in groups),
+        "issues": tuple(group.issue for group in groups),
+        "rollout_ids": tuple(r.id or f"{groups[g].id}#{r.attempt}" for g, r in rollouts),
+        "players": players,
+        "sources": sources,
+        "causes": tuple(r.reward.cause if isinstance(r.reward, Unscored) else "" for r in played),
+    }
+
+
+def _refuse(group: Group, rollout: Rollout) -> None:
+    where = f"group {group.id!r}, rollout {rollout.id or rollout.attempt!r}"
+    if isinstance(rollout.reward, Pending):
+        raise AlgorithmError(f"{where}: its reward is still pending; only ready groups are trained")
+    if rollout.role not in ROLES:
+        raise AlgorithmError(
+            f"{where}: role {rollout.role!r} is never trained; such rollouts stay out of batches"
+        )
+
+
+def _refuse_first(batch: Batch) -> None:
+    """The first token of a row is predicted from nothing."""
+    bad = np.flatnonzero((batch.position_T == 0) & (batch.train_T > 0))
+    if len(bad):
+        n = int(batch.rollout_T[bad[0]])
+        raise AlgorithmError(
+            f"group {batch.group_ids[batch.group_N[n]]!r}, rollout {batch.rollout_ids[n]!r}: the first token "
+            "of a row is to be trained, but nothing predicts it; begin the row with a token that is not "
+            "trained (a system or user message, or the model's begin-of-text token)"
+        )
+
+
+def split(prepared: PreparedBatch, n: int) -> list[PreparedBatch]:
+    """`n` disjoint updates of whole groups, in order and as even as they go; each has its own denominators.
+
+    Credit and masks are those of the whole batch, annotations made on it are carried over. Fewer groups
+    than `n` give one update per group. An update in which nothing would change is `empty`: the trainer
+    skips it.
+    """
+    if n < 1:
+        raise AlgorithmError(f"cannot split a batch into {n} updates")
+    batch = prepared.batch
+    if n == 1 or batch.groups <= 1:
+        return [prepared]
+    edges = [int(part[0]) for part in np.array_split(np.arange(batch.groups), min(n, batch.groups))]
+    edges.append(batch.groups)
+    group_T = batch.group_N[batch.rollout_T]
+    out: list[PreparedBatch] = []
+    for update, (start, stop) in enumerate(pairwise(edges)):
+        t = slice(*np.searchsorted(group_T, [start, stop]).tolist())
+        out.append(
+            assemble(
+                batch.slice_groups(start, stop),
+                prepared.algorithm,
+                prepared.mask_T[t],
+                {name: column[t] for name, column in prepared.columns.items()},
+                {},
+                update=update,
+                updates=len(edges) - 1,
+            )
+        )
+    return out

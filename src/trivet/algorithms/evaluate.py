@@ -1,0 +1,177 @@
+"""A stream's loss on the positions of one chunk or micro-batch, and statistics that add up.
+
+Statistics are 0-dimensional tensors under these names, which `merge` adds (or maximises) and `finalise` turns
+into metrics:
+
+    <stream>/tokens, <stream>/units      counts
+    <stream>/<name>                      summed over tokens       -> mean per token
+    <stream>/unit/<name>                 summed over units        -> mean per unit
+    sum/<stream>/<name>                  plain sum                -> <stream>/<name>
+    max/<stream>/<name>                  maximum                  -> <stream>/<name>_max
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trivet.algorithms.base import AlgorithmError, ObjectiveInputs, PreparedBatch, Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_STANDARD = {"ref_logp": "ref_P", "proximal_logp": "proximal_P"}
+
+
+def stream_loss(
+    prepared: PreparedBatch,
+    stream: Stream,
+    index_P: np.ndarray,
+    logp_P: Tensor,
+    *,
+    entropy_P: Tensor | None = None,
+    columns: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over the given positions of weight * factor * l, a scalar tensor, and its statistics.
+
+    `index_P`: positions in `prepared.batch`; those that are not active in the stream are passed over.
+    `logp_P`: their log-probabilities under the current policy at the row's temperature. For unit level each
+    unit must be there whole. `columns`: further tensors (_P,) from the forward (a critic's values).
+
+    Raises AlgorithmError for split units, missing annotations, and parts that return the wrong shape.
+    """
+    import torch
+
+    keep = np.flatnonzero(stream.active_T[index_P])
+    pick = torch.from_numpy(keep).to(logp_P.device)
+    logp_P = logp_P[pick]
+    if not len(keep):
+        return logp_P.sum(), {}  # an empty sum: zero, and part of the graph
+    index = np.asarray(index_P)[keep]
+    x = _inputs(prepared, stream, index, logp_P)
+    x.entropy_P = None if entropy_P is None else entropy_P[pick]
+    x.columns |= {name: tensor[pick] for name, tensor in (columns or {}).items()}
+    stats: dict[str, Tensor] = {}
+    factors = []
+    for part in stream.spec.corrections:
+        factor, more = part(x)
+        if factor.shape != logp_P.shape or factor.requires_grad:
+            raise AlgorithmError(f"correction {part.name!r} must return a detached factor per position")
+        factors.append(factor)
+        stats |= more
+    for factor in factors:  # after all have seen the plain weights
+        x.weight_P = x.weight_P * factor
+    terms, more = stream.objective(x)
+    loss = terms.sum()
+    stats |= more
+    if x.entropy_P is not None:
+        stats["entropy"] = x.entropy_P.detach().sum()
+    stats["tokens"] = logp_P.new_tensor(float(len(index)))
+    if x.units:
+        stats["units"] = logp_P.new_tensor(float(x.units))
+    stats["sum/loss"] = loss.detach()
+    return loss, {_prefixed(stream.name, name): value for name, value in stats.items()}
+
+
+def _prefixed(stream: str, name: str) -> str:
+    head, _, rest = name.partition("/")
+    return f"{head}/{stream}/{rest}" if head in ("max", "sum") and rest else f"{stream}/{name}"
+
+
+def _inputs(prepared: PreparedBatch, stream: Stream, index: np.ndarray, logp_P: Tensor) -> ObjectiveInputs:
+    """The stream's columns at `index`, moved to the device of `logp_P` in one copy."""
+    import torch
+
+    batch, annotations = prepared.batch, prepared.batch.annotations
+    arrays: dict[str, np.ndarray] = {
+        "weight_P": stream.weight_T[index],
+        "behaviour_P": batch.logprob_T[index],
+        **{name: column[index] for name, column in stream.columns.items()},
+        **{name: column[index] for name, column in annotations.items()},
+    }
+    block = torch.from_numpy(np.stack([np.asarray(a, np.float64) for a in arrays.values()]))
+    tensors: dict[str, Any] = dict(zip(arrays, block.to(logp_P.device, logp_P.dtype), strict=True))
+    for name, target in _STANDARD.items():
+        if name in tensors:
+            tensors[target] = tensors.pop(name)
+    _proximal(prepared, stream, tensors, logp_P)
+    missing = [n for p in (stream.objective, *stream.spec.corrections) for n in _absent(p.needs, tensors)]
+    if missing:
+        raise AlgorithmError(f"stream {stream.name!r} reads {sorted(set(missing))}: annotate the batch first")
+    unit, units = stream.unit_T[index], 0
+    if stream.level == "unit":
+        unit, units = _whole_units(stream, unit)
+    known = {name: tensors.pop(name, None) for name in ("proximal_P", "ref_P")}
+    return ObjectiveInputs(
+        logp_P=logp_P,
+        weight_P=tensors.pop("weight_P"),
+        unit_P=torch.from_numpy(unit).to(logp_P.device),
+        units=units,
+        behaviour_P=tensors.pop("behaviour_P"),
+        advantage_P=tensors.pop("advantage", None),
+        columns=tensors,
+        **known,
+    )
+
+
+def _absent(needs: Iterable[str], tensors: Mapping[str, Any]) -> list[str]:
+    """Per-token annotations a part needs that are not there (top and routes are not per-token columns)."""
+    return [n for n in needs if n not in ("top", "routes") and _STANDARD.get(n, n) not in tensors]
+
+
+def _proximal(prepared: PreparedBatch, stream: Stream, tensors: dict[str, Any], logp_P: Tensor) -> None:
+    if prepared.algorithm.proximal == "behaviour":
+        tensors["proximal_P"] = tensors["behaviour_P"]
+    elif prepared.algorithm.proximal == "recompute" and "proximal_P" not in tensors:
+        if prepared.updates > 1:
+            raise AlgorithmError(
+                f"stream {stream.name!r}: with {prepared.updates} updates per batch proximal_logp must be in "
+                "batch.annotations before the first update"
+            )
+        tensors["proximal_P"] = logp_P.detach()  # one update: it starts from the current policy
+
+
+def _whole_units(stream: Stream, unit: np.ndarray) -> tuple[np.ndarray, int]:
+    """Dense unit numbers; AlgorithmError when a unit is not there whole."""
+    here, dense, count = np.unique(unit, return_inverse=True, return_counts=True)
+    whole = np.bincount(stream.unit_T[stream.active_T], minlength=int(here.max()) + 1)[here]
+    if (count != whole).any():
+        i = int(np.flatnonzero(count != whole)[0])
+        raise AlgorithmError(
+            f"stream {stream.name!r}: {stream.spec.unit} {here[i]} was handed over in parts ({count[i]} of "
+            f"{whole[i]} positions); a unit is never split over chunks, micro-batches or ranks"
+        )
+    return dense.reshape(-1), len(here)
+
+
+def merge(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`total` with `more` added to it (in place): sums are added, `max/` keys maximised."""
+    import torch
+
+    for name, value in more.items():
+        if name not in total:
+            total[name] = value
+        else:
+            total[name] = (
+                torch.maximum(total[name], value) if name.startswith("max/") else total[name] + value
+            )
+    return total
+
+
+def finalise(stats: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics of an update from its statistics, after all micro-batches and ranks were merged."""
+    numbers = {name: float(value) for name, value in stats.items()}
+    out: dict[str, float] = {}
+    for name, value in numbers.items():
+        head, _, rest = name.partition("/")
+        if head == "max":
+            out[f"{rest}_max"] = value
+        elif head == "sum" or rest in ("tokens", "units"):
+            out[rest if head == "sum" else name] = value
+        elif rest.startswith("unit/"):
+            out[f"{head}/{rest.removeprefix('unit/')}"] = value / max(numbers.get(f"{head}/units", 0.0), 1.0)
+        else:
+            out[name] = value / max(numbers.get(f"{head}/tokens", 0.0), 1.0)
+    return out

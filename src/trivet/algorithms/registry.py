@@ -1,0 +1,256 @@
+"""Names for parts, and from a recipe's words to an Algorithm.
+
+    algorithm: grpo
+    algorithm: {kind: grpo, credit: mean_only, clip: 0.2, tis: [0.5, 2.0]}
+    algorithm: {kind: grpo, credit: {kind: my_package.credit:Mine, power: 2}}
+
+A part is a function whose keyword-only parameters are its options, or a class whose constructor takes them
+and whose instances are called. Options are checked against their annotations (pydantic's rules: bounds go in
+`Annotated[float, Field(gt=0)]`). Nothing here imports torch: planning resolves algorithms too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from trivet.algorithms.base import NEEDS, Algorithm, AlgorithmError, Part, StreamSpec
+
+PartSpec = str | dict[str, Any]
+"""A part as a recipe writes it: its name, or {kind: name, option: value, ...}."""
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+_TRAITS: dict[str, tuple[str, ...]] = {
+    "credit": ("group_min",),
+    "mask": (),
+    "aggregation": (),
+    "objective": ("level", "unit", "advantage", "ratio", "behaviour", "entropy", "group_min"),
+    "correction": ("level", "unit", "ratio", "behaviour"),
+    "algorithm": (),
+}
+_REGISTRY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {role: {} for role in _TRAITS}
+
+
+def _register(role: str, name: str, traits: dict[str, Any]) -> Callable[[T], T]:
+    unknown = sorted(set(traits) - {*_TRAITS[role], "needs"})
+    if unknown:
+        raise AlgorithmError(f"{role} {name!r}: unknown trait(s) {unknown}; it may have {_TRAITS[role]}")
+
+    def decorate(target: T) -> T:
+        old = _REGISTRY[role].get(name)
+        if old is not None and _where(old[0]) != _where(target):
+            raise AlgorithmError(
+                f"{role} {name!r} is already {_where(old[0])}; give {_where(target)} another name"
+            )
+        _REGISTRY[role][name] = (target, traits)
+        return target
+
+    return decorate
+
+
+def _where(target: Any) -> str:
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def register_credit(name: str, **traits: Any) -> Callable[[T], T]:
+    """`credit(batch) -> advantage`. Traits: `needs`, `group_min`."""
+    return _register("credit", name, traits)
+
+
+def register_mask(name: str, **traits: Any) -> Callable[[T], T]:
+    """`mask(batch) -> keep`. Traits: `needs`."""
+    return _register("mask", name, traits)
+
+
+def register_aggregation(name: str, **traits: Any) -> Callable[[T], T]:
+    """`aggregation(batch, mask_T) -> weight_T`. Traits: `needs`."""
+    return _register("aggregation", name, traits)
+
+
+def register_objective(name: str, **traits: Any) -> Callable[[T], T]:
+    """`objective(inputs) -> (loss, stats)`. Traits: `needs`, `level`, `unit`, `advantage` (proportional to
+    one), `ratio` (reads proximal_P), `behaviour` (reads behaviour_P), `entropy`, `group_min`."""
+    return _register("objective", name, traits)
+
+
+def register_correction(name: str, **traits: Any) -> Callable[[T], T]:
+    """`correction(inputs) -> (factor, stats)`. Traits: `needs`, `level`, `unit`, `ratio` (of proximal over
+    behaviour), `behaviour`."""
+    return _register("correction", name, traits)
+
+
+def register_algorithm(name: str) -> Callable[[T], T]:
+    """`builder(*, option=default, ...) -> Algorithm`; its parameters are the recipe's options."""
+    return _register("algorithm", name, {})
+
+
+def registered(role: str) -> list[str]:
+    """Names known for a role: credit, mask, aggregation, objective, correction, algorithm."""
+    return sorted(_REGISTRY[role])
+
+
+# -- building ------------------------------------------------------------------------------------
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'x'? Known: ..." for an error message."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{hint} known: {', '.join(known) or 'none'}"
+
+
+def _lookup(role: str, name: str) -> tuple[Any, dict[str, Any]]:
+    if ":" not in name:
+        if name not in _REGISTRY[role]:
+            raise AlgorithmError(f"unknown {role} {name!r}{nearest(name, _REGISTRY[role])}")
+        return _REGISTRY[role][name]
+    module, _, attribute = name.partition(":")
+    try:
+        target = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise AlgorithmError(f"{role} {name!r} cannot be imported: {error}") from error
+    if not callable(target):
+        raise AlgorithmError(f"{role} {name!r} is not callable")
+    return target, {}
+
+
+def _parameters(target: Any) -> dict[str, inspect.Parameter]:
+    """The options a target takes: keyword-only parameters of a function, all of a constructor."""
+    parameters = inspect.signature(target).parameters
+    whole = inspect.isclass(target)
+    kinds = {inspect.Parameter.KEYWORD_ONLY} | ({inspect.Parameter.POSITIONAL_OR_KEYWORD} if whole else set())
+    return {name: p for name, p in parameters.items() if p.kind in kinds}
+
+
+def _hint(target: Any, parameter: inspect.Parameter) -> Any:
+    """The parameter's annotation as a type; Any when there is none or it only exists for type checkers."""
+    if parameter.annotation is inspect.Parameter.empty:
+        return Any
+    function = target.__init__ if inspect.isclass(target) else target
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    holder = type("_", (), {"__annotations__": {parameter.name: parameter.annotation}})
+    try:
+        return get_type_hints(holder, globalns=names, include_extras=True)[parameter.name]
+    except NameError:
+        return Any
+
+
+def _check_options(what: str, target: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    known = _parameters(target)
+    out: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known:
+            raise AlgorithmError(f"{what}: unknown option {name!r}{nearest(name, known)}")
+        try:
+            out[name] = TypeAdapter(_hint(target, known[name])).validate_python(value)
+        except ValidationError as error:
+            reasons = "; ".join(e["msg"] for e in error.errors())
+            raise AlgorithmError(f"{what}: option {name}={value!r} does not fit: {reasons}") from error
+    missing = [n for n, p in known.items() if p.default is inspect.Parameter.empty and n not in out]
+    if missing:
+        raise AlgorithmError(f"{what}: needs option(s) {', '.join(missing)}")
+    return out
+
+
+def _named(what: str, spec: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(spec, str):
+        return spec, {}
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("kind"), str):
+        raise AlgorithmError(f"{what}: write a name or {{kind: name, option: value}}, not {spec!r}")
+    return spec["kind"], {k: v for k, v in spec.items() if k != "kind"}
+
+
+def make_part(role: str, spec: PartSpec | Part) -> Part:
+    """A part of `role` from its recipe form. Raises AlgorithmError with the nearest name."""
+    if isinstance(spec, Part):
+        return spec
+    name, options = _named(role, spec)
+    target, traits = _lookup(role, name)
+    what = f"{role} {name!r}"
+    bound = _check_options(what, target, options)
+    try:
+        call: Any = target(**bound) if inspect.isclass(target) else partial(target, **bound)
+    except (ValueError, TypeError) as error:
+        raise AlgorithmError(f"{what}: {error}") from error
+    # What a class or instance says about itself may depend on its options, so it goes before the decorator's.
+    source = call if inspect.isclass(target) else target  # the instance, or the function
+    found = {t: getattr(source, t) for t in (*_TRAITS[role], "needs") if hasattr(source, t)}
+    merged = {**traits, **found}
+    needs = frozenset(merged.pop("needs", ()))
+    if not needs <= NEEDS:
+        raise AlgorithmError(f"{what} needs {sorted(needs - NEEDS)}; what can be provided is {sorted(NEEDS)}")
+    return Part(role, name, call, bound, needs, merged)
+
+
+def make_parts(role: str, specs: Sequence[PartSpec]) -> tuple[Part, ...]:
+    return tuple(make_part(role, spec) for spec in specs)
+
+
+def resolve(spec: str | Mapping[str, Any]) -> Algorithm:
+    """The algorithm a recipe names: "grpo" or {kind: grpo, option: value, ...}.
+
+    Raises AlgorithmError: unknown names and options (with the nearest one), values out of bounds, and
+    combinations that cannot work (with the reason).
+    """
+    name, options = _named("algorithm", spec)
+    builder, _ = _lookup("algorithm", name)
+    what = f"algorithm {name!r}"
+    bound = _check_options(what, builder, options)
+    algorithm = builder(**bound)
+    if not isinstance(algorithm, Algorithm):
+        raise AlgorithmError(
+            f"{what}: {_where(builder)} returned {type(algorithm).__name__}, not an Algorithm"
+        )
+    defaults = {n: p.default for n, p in _parameters(builder).items()}
+    algorithm = replace(algorithm, kind=name, options={**defaults, **bound})
+    check(algorithm)
+    return algorithm
+
+
+def check(algorithm: Algorithm) -> None:
+    """Refuse combinations that cannot work. Raises AlgorithmError with the reason."""
+    what = f"algorithm {algorithm.kind!r}"
+    if not algorithm.streams:
+        raise AlgorithmError(f"{what} has no stream: nothing would be trained")
+    names = [s.name for s in algorithm.streams]
+    if len(set(names)) < len(names) or any("/" in n or n in ("max", "sum") for n in names):
+        raise AlgorithmError(f"{what}: stream names {names} must differ, hold no '/' and not be max or sum")
+    credited = [s for s in algorithm.streams if s.objective.traits.get("advantage")]
+    if credited and algorithm.credit is None:
+        raise AlgorithmError(
+            f"{what}: objective {credited[0].objective.name!r} needs an advantage; set credit"
+        )
+    if algorithm.credit is not None and not credited:
+        raise AlgorithmError(f"{what}: credit {algorithm.credit.name!r} would be computed for no objective")
+    for stream in algorithm.streams:
+        _check_stream(what, stream, algorithm.proximal)
+
+
+def _check_stream(what: str, stream: StreamSpec, proximal: str | None) -> None:
+    if stream.objective.traits.get("ratio") and proximal is None:
+        raise AlgorithmError(
+            f"{what}: objective {stream.objective.name!r} takes a ratio to the proximal policy; "
+            "set proximal to recompute or behaviour"
+        )
+    for correction in stream.corrections:
+        if correction.traits.get("ratio") and proximal != "recompute":
+            raise AlgorithmError(
+                f"{what}: correction {correction.name!r} weighs proximal over behaviour, which is 1 "
+                f"everywhere with proximal: {proximal}; use proximal: recompute, or drop the correction"
+            )
+    parts = [p for p in (stream.objective, *stream.corrections) if p.traits.get("level") == "unit"]
+    units = sorted({p.traits.get("unit", "row") for p in parts})
+    if len(units) > 1:
+        raise AlgorithmError(
+            f"{what}: stream {stream.name!r} mixes units {units} of {[p.name for p in parts]}; "
+            "a stream has one unit"
+        )
