@@ -1,0 +1,220 @@
+"""The vocabulary projection of trained positions, in chunks; logits are never kept.
+
+With h a hidden state, W the projection, T the row's temperature, z = h W' / T and p = softmax(z):
+
+    log p(y) = z_y - log sum exp z,   H = log sum exp z - sum p z,
+    d log p(y) / dz = onehot(y) - p,  dH / dz = -p (log p + H).
+
+When the objective's derivative by log p is at hand (g per position), the gradients follow from the chunk's own
+probabilities and no second pass is made: dh = g (W_y - p W) / T and dW = sum over g (onehot(y) - p)' h / T. Row
+factors are applied to the narrow side of each product, never to the (_N, _V) matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+_TINY = 1e-30  # below this a float32 probability is too rounded to take its logarithm
+_SMALL_VOCABULARY = 1 << 22  # elements of a chunk that cost less than a chunk's calls
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Trained positions (_N): packed token that predicts, id that is predicted, temperature of the row."""
+
+    source_N: torch.Tensor
+    target_N: torch.Tensor
+    temperature_N: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.source_N)
+
+
+Gradient = Callable[[slice, torch.Tensor, "torch.Tensor | None"], "tuple[torch.Tensor, torch.Tensor | None]"]
+"""(range of positions, log p, entropy or None) -> (d loss / d log p, d loss / d entropy or None), all (_n,)."""
+
+
+@dataclass
+class Head:
+    """Projection `weight` (_V, hidden) and optional `bias` (_V,), `chunk` positions at a time.
+
+    `dtype`: of the products; results are at least float32. The chunk buffers are made once and kept.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    chunk: int
+    dtype: torch.dtype
+    _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not len(self.weight):
+            raise ValueError("the vocabulary projection has no rows")
+        self.set_chunk(self.chunk)
+
+    def set_chunk(self, positions: int) -> None:
+        """At least `positions` at a time: a small vocabulary takes more, since calls cost too."""
+        chunk = max(positions, _SMALL_VOCABULARY // len(self.weight))
+        if chunk != self.chunk:
+            self.release()
+        self.chunk = chunk
+
+    @property
+    def wide(self) -> torch.dtype:
+        """What log-probabilities are kept in."""
+        return torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+
+    def _buffer(self, name: str, rows: int, most: int) -> torch.Tensor:
+        """A kept (rows, _V) matrix: fresh pages for every chunk would cost more than its arithmetic."""
+        have = self._buffers.get(name)
+        if have is None or len(have) < rows:
+            have = torch.empty(
+                min(self.chunk, most), len(self.weight), dtype=self.wide, device=self.weight.device
+            )
+            self._buffers[name] = have
+        return have[:rows]
+
+    def release(self) -> None:
+        """Give the buffers back (while an engine samples, say)."""
+        self._buffers.clear()
+
+    @torch.no_grad()
+    def logprobs(
+        self, hidden_P: torch.Tensor, at: Positions, *, entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """log p (_N,) and, if asked for, the entropy (_N,); no gradient."""
+        logp = torch.empty(len(at), dtype=self.wide, device=hidden_P.device)
+        spread = torch.empty_like(logp) if entropy else None
+        matrix = self._matrix()
+        for start in range(0, len(at), self.chunk):
+            part = slice(start, min(start + self.chunk, len(at)))
+            scaled = self._scaled(hidden_P, at, part)
+            logp[part], h, _, _ = self._forward(scaled, at, part, matrix, entropy)
+            if spread is not None and h is not None:
+                spread[part] = h
+        return logp, spread
+
+    @torch.no_grad()
+    def backward(
+        self, hidden_P: torch.Tensor, at: Positions, gradient: Gradient, *, entropy: bool = False
+    ) -> torch.Tensor:
+        """One pass forward and back: adds to the gradients of weight and bias, returns d loss / d hidden (_P, .).
+
+        `gradient` is called once for each chunk, in order, with the chunk's log-probabilities.
+        """
+        d_hidden = torch.zeros(hidden_P.shape, dtype=self.wide, device=hidden_P.device)
+        matrix = self._matrix()
+        for start in range(0, len(at), self.chunk):
+            part = slice(start, min(start + self.chunk, len(at)))
+            scaled = self._scaled(hidden_P, at, part)
+            logp, spread, z, p = self._forward(scaled, at, part, matrix, entropy)
+            g, g_entropy = gradient(part, logp, spread)
+            if g_entropy is not None:
+                if z is None or spread is None:
+                    raise ValueError("a gradient by the entropy needs the entropy")
+                self._weigh(p, z, logp, spread, g, g_entropy, at.target_N[part])
+            self._accumulate(d_hidden, scaled, p, g, at, part, matrix, weighed=g_entropy is not None)
+        return d_hidden
+
+    def _matrix(self) -> torch.Tensor:
+        return self.weight.detach().to(self.dtype)
+
+    def _scaled(self, hidden_P: torch.Tensor, at: Positions, part: slice) -> torch.Tensor:
+        """h / T (_n, hidden): dividing here spares a pass over the logits."""
+        rows = hidden_P.index_select(0, at.source_N[part]).to(self.wide)
+        return rows.div_(at.temperature_N[part, None])
+
+    def _forward(
+        self, scaled: torch.Tensor, at: Positions, part: slice, matrix: torch.Tensor, entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+        """log p (_n,), entropy, z (only with entropy), p (_n, _V) of one chunk."""
+        n, target = len(scaled), at.target_N[part, None]
+        z = self._buffer("logits", n, len(at))
+        self._logits(scaled, at.temperature_N[part], matrix, z)
+        p = self._buffer("probabilities", n, len(at)) if entropy else z
+        picked = z.gather(1, target).squeeze(1)
+        torch.softmax(z, -1, out=p)
+        chosen = p.gather(1, target).squeeze(1)
+        logp = chosen.log()
+        rare = (chosen < _TINY).nonzero().squeeze(1)
+        if len(rare):  # too improbable for p itself: from the logits, these rows only
+            again = (
+                z[rare]
+                if entropy
+                else torch.empty(len(rare), len(self.weight), dtype=self.wide, device=z.device)
+            )
+            if not entropy:
+                self._logits(scaled[rare], at.temperature_N[part][rare], matrix, again)
+            logp[rare] = picked[rare] - again.logsumexp(-1)
+        if not entropy:
+            return logp, None, None, p
+        top, where = p.max(-1)
+        log_sum = z.gather(1, where[:, None]).squeeze(1) - top.log()
+        mean = torch.bmm(p.unsqueeze(1), z.unsqueeze(2)).view(-1)
+        return logp, log_sum - mean, z, p
+
+    def _logits(
+        self, scaled: torch.Tensor, temperature: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        if matrix.dtype == out.dtype:
+            torch.mm(scaled, matrix.t(), out=out)
+        else:
+            out.copy_(torch.mm(scaled.to(matrix.dtype), matrix.t()))
+        if self.bias is not None:
+            out.addr_(temperature.reciprocal(), self.bias.detach().to(out.dtype))
+
+    def _weigh(
+        self,
+        p: torch.Tensor,
+        z: torch.Tensor,
+        logp: torch.Tensor,
+        spread: torch.Tensor,
+        g: torch.Tensor,
+        g_entropy: torch.Tensor,
+        target: torch.Tensor,
+    ) -> None:
+        """p becomes p (g + g_H (log p + H)): what is taken from g onehot(y) where the entropy has a gradient."""
+        log_sum = z.gather(1, target[:, None]).squeeze(1) - logp
+        z.add_((spread - log_sum)[:, None]).mul_(g_entropy[:, None]).add_(g[:, None])
+        p.mul_(z)
+
+    def _accumulate(
+        self,
+        d_hidden: torch.Tensor,
+        scaled: torch.Tensor,
+        p: torch.Tensor,
+        g: torch.Tensor,
+        at: Positions,
+        part: slice,
+        matrix: torch.Tensor,
+        *,
+        weighed: bool,
+    ) -> None:
+        """Gradients of one chunk; `weighed`: p already carries the row's factors."""
+        g, target = g.to(self.wide)[:, None], at.target_N[part]
+        p = p.to(matrix.dtype)
+        back = torch.mm(p, matrix).to(self.wide)
+        picked = self.weight.detach().index_select(0, target).to(self.wide)
+        back = picked.mul_(g).sub_(back) if weighed else picked.sub_(back).mul_(g)
+        d_hidden.index_add_(0, at.source_N[part], back.div_(at.temperature_N[part, None]))
+        if self.weight.requires_grad:
+            grad, pulled = _grad(self.weight), scaled * g
+            right = (scaled if weighed else pulled).to(matrix.dtype)
+            if matrix.dtype == grad.dtype:
+                grad.addmm_(p.t(), right, alpha=-1)
+            else:
+                grad.sub_(torch.mm(p.t(), right))
+            grad.index_add_(0, target, pulled.to(grad.dtype))
+        if self.bias is not None and self.bias.requires_grad:
+            grad, rate = _grad(self.bias), at.temperature_N[part].reciprocal()
+            grad.sub_(p.t().to(self.wide).mv(rate if weighed else rate * g[:, 0]).to(grad.dtype))
+            grad.index_add_(0, target, (rate * g[:, 0]).to(grad.dtype))
+
+
+def _grad(parameter: torch.Tensor) -> torch.Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

@@ -1,0 +1,170 @@
+"""A Hugging Face causal model made ready for packed training, and proof that packing does not change it."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trivet.trainer import attention
+from trivet.trainer.attention import AttentionPlan
+from trivet.trainer.head import Head
+from trivet.trainer.packing import MicroBatch, plan
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_MODEL_FILES = {"config.json", "generation_config.json"}
+
+
+class ModelError(ValueError):
+    """This model cannot be trained here; says what it does that packed training does not."""
+
+
+def load(model: str | Path | nn.Module, device: torch.device) -> tuple[Any, Path | None]:
+    """(the model in float32, or as handed over; its directory, where it has one).
+
+    Master weights are float32 (a float64 model stays): a bfloat16 weight swallows most small updates.
+    """
+    import transformers
+
+    source: Path | None = None
+    if isinstance(model, str | Path):
+        source = Path(model) if Path(model).is_dir() else None
+        if source is None and isinstance(model, Path):
+            raise ModelError(f"{model} is not a directory")
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32)
+    elif Path(str(getattr(model, "name_or_path", ""))).is_dir() and getattr(model, "name_or_path", ""):
+        source = Path(str(model.name_or_path))
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
+        model = model.float()
+    return model.to(device), source
+
+
+class PackedModel:
+    """Hidden states of packed tokens, and the head over them.
+
+    `dtype` "bfloat16" computes under autocast with float32 master weights. The module stays in evaluation mode:
+    dropout would make the first ratio differ from 1.
+    """
+
+    def __init__(
+        self, module: Any, *, dtype: str = "float32", chunk: int = 1024, gradient_checkpointing: bool = False
+    ) -> None:
+        self.module = module
+        self.device = next(module.parameters()).device
+        self.compute = _DTYPES[dtype]
+        self.eager = getattr(module.config, "_attn_implementation", None) or "eager"
+        attention.register()
+        module.eval()
+        self.body = module.get_decoder()
+        projection = module.get_output_embeddings()
+        if self.body is module or not isinstance(projection, nn.Linear):
+            raise ModelError(
+                f"{type(module).__name__} is not a causal language model with a linear output projection"
+            )
+        wide = projection.weight.dtype == torch.float64
+        self.head = Head(projection.weight, projection.bias, chunk, torch.float64 if wide else self.compute)
+        self._prove()
+        self._checkpoint_layers(gradient_checkpointing)
+
+    @property
+    def context(self) -> int:
+        """Positions the model knows."""
+        config = self.module.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or 1 << 31)
+
+    def forward(self, ids_P: torch.Tensor, position_P: torch.Tensor, layout: AttentionPlan) -> torch.Tensor:
+        """Last hidden states (_P, hidden), after the final norm."""
+        half = self.compute != torch.float32 and self.head.dtype != torch.float64
+        with torch.autocast(self.device.type, self.compute) if half else nullcontext():
+            out = self.body(
+                input_ids=ids_P[None], position_ids=position_P[None], use_cache=False, trivet_plan=layout
+            )
+        return out.last_hidden_state[0]
+
+    def tokens(
+        self, micro: MicroBatch, ids_T: np.ndarray, position_T: np.ndarray
+    ) -> tuple[Any, Any, AttentionPlan]:
+        """What `forward` takes, for one micro-batch."""
+        ids = torch.from_numpy(ids_T[micro.token_P].astype(np.int64)).to(self.device)
+        position = torch.from_numpy(position_T[micro.token_P].astype(np.int64)).to(self.device)
+        return ids, position, AttentionPlan(micro, self.device)
+
+    def _checkpoint_layers(self, on: bool) -> None:
+        """transformers recomputes a layer only in training mode: that flag alone is set, on the layers alone."""
+        if not on:
+            return
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        self.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        layers = [m for m in self.module.modules() if isinstance(m, GradientCheckpointingLayer)]
+        if not layers:
+            raise ModelError(f"{type(self.module).__name__} has no layers that transformers can recompute")
+        for layer in layers:
+            layer.training = True
+
+    def _prove(self) -> None:
+        """Packed rows that share and rows side by side give the logits of the model's own forward."""
+        vocabulary = len(self.head.weight)
+        ids = np.random.default_rng(0).integers(0, vocabulary, 24)
+        rows = [ids[:9], np.r_[ids[:5], ids[9:14]], np.r_[ids[:7], ids[14:17]], ids[17:24]]
+        own = self._own_logits(rows)
+        self.module.set_attn_implementation(attention.NAME)
+        start = np.cumsum([0, *map(len, rows)])
+        flat, position = np.concatenate(rows), np.concatenate([np.arange(len(r)) for r in rows])
+        wanted = position > 0
+        grid = plan(
+            ids_T=flat,
+            position_T=position,
+            row_start_R=start[:-1],
+            row_length_R=np.diff(start),
+            unit_R=np.zeros(len(rows), np.int64),
+            wanted_T=wanted,
+            micro_tokens=len(flat),
+        )
+        (micro,) = grid.micro
+        with torch.no_grad():
+            hidden = self.forward(*self.tokens(micro, flat, position))[
+                torch.from_numpy(micro.source_N).to(self.device)
+            ]
+            weight, bias = self.head.weight, self.head.bias
+            logits = nn.functional.linear(hidden.to(weight.dtype), weight, bias).double().cpu()
+        expected = torch.cat([logits_T[:-1] for logits_T in own])
+        gap = float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+        limit = 1e-3 if self.compute == torch.float32 else 0.1
+        if not gap < limit:
+            raise ModelError(
+                f"{type(self.module).__name__}: packed logits differ from the model's own by {gap:.1e} (relative): its "
+                f"layers or its head do more than packed training computes (soft-capped or scaled logits, position "
+                f"biases, attention sinks, recurrent layers); train a model without them"
+            )
+
+    @torch.no_grad()
+    def _own_logits(self, rows: list[np.ndarray]) -> list[torch.Tensor]:
+        own = self.eager if self.eager != attention.NAME else "sdpa"
+        self.module.set_attn_implementation(own)
+        return [
+            self.module(input_ids=torch.from_numpy(row)[None].to(self.device), use_cache=False)
+            .logits[0]
+            .double()
+            .cpu()
+            for row in rows
+        ]
+
+    def export(self, directory: Path, source: Path | None) -> None:
+        """Write a Hugging Face directory: weights, configuration, and the tokenizer's files from `source`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.module.set_attn_implementation("sdpa" if self.eager == attention.NAME else self.eager)
+        try:
+            self.module.save_pretrained(str(directory), safe_serialization=True)
+        finally:
+            self.module.set_attn_implementation(attention.NAME)
+        for file in sorted(source.iterdir()) if source is not None else []:
+            if file.is_file() and file.suffix not in _WEIGHTS and file.name not in _MODEL_FILES:
+                if not file.name.endswith(".index.json"):
+                    shutil.copy2(file, directory / file.name)

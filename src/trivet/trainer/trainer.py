@@ -1,0 +1,351 @@
+"""One optimiser update from a prepared batch. Knows streams, objectives and weights; no algorithm by name."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trivet.algorithms.base import Batch, PreparedBatch
+from trivet.algorithms.evaluate import finalise, merge, stream_loss
+from trivet.recipe.schema import Trainer as Config
+from trivet.trainer import optim
+from trivet.trainer.head import Positions
+from trivet.trainer.model import PackedModel, load
+from trivet.trainer.packing import MicroBatch, Plan, plan
+
+ANNOTATIONS = frozenset({"proximal_logp", "ref_logp"})
+
+
+class TrainingDiverged(RuntimeError):
+    """Loss or gradient was not finite several updates in a row; says what, where, and what to try."""
+
+
+class Trainer:
+    """Trains one causal language model on packed rows.
+
+    `model`: Hugging Face directory or name, or a loaded model (which is then trained in place). `reference`: the
+    frozen copy `ref_logp` is computed with (default: `model` as it was handed over). `total_steps`: updates of the
+    stage, for schedules that end.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | torch.nn.Module,
+        config: Config,
+        *,
+        device: str = "auto",
+        seed: int = 0,
+        micro_tokens: int = 4096,
+        total_steps: int | None = None,
+        reference: str | Path | torch.nn.Module | None = None,
+    ) -> None:
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.manual_seed(seed)  # weights a directory lacks are drawn; nothing else here is random
+        self.config, self.micro_tokens, self.total_steps = config, micro_tokens, total_steps
+        self.device = torch.device(device)
+        module, self.source = load(model, self.device)
+        optim.select(module, config.trainable, config.frozen)
+        optim.learning_rate(config, config.warmup_steps, total_steps)
+        self.model = PackedModel(
+            module,
+            dtype=config.dtype,
+            chunk=config.head_chunk,
+            gradient_checkpointing=config.gradient_checkpointing,
+        )
+        self.optimiser = optim.adamw(module, config)
+        self.updates = 0  # optimiser updates that took place
+        self.bad_updates = 0  # in a row
+        self._reference_source = reference if reference is not None else model
+        self._reference: PackedModel | None = None
+
+    # -- configuration ---------------------------------------------------------------------------
+
+    def set(self, config: Config) -> None:
+        """Go on under another configuration (a phase). What shapes the computation itself cannot change."""
+        fixed = [
+            k for k in ("dtype", "gradient_checkpointing") if getattr(config, k) != getattr(self.config, k)
+        ]
+        if fixed:
+            raise ValueError(f"trainer.{fixed[0]} cannot change within a stage: start another stage")
+        if (config.trainable, config.frozen) != (self.config.trainable, self.config.frozen):
+            optim.select(self.model.module, config.trainable, config.frozen)
+        optim.learning_rate(config, config.warmup_steps, self.total_steps)
+        optim.configure(self.optimiser, config)
+        self.model.head.set_chunk(config.head_chunk)
+        self.config = config
+
+    @property
+    def context_limit(self) -> int:
+        """Positions the model knows; no row may be longer."""
+        return self.model.context
+
+    def close(self) -> None:
+        """Give back buffers and the reference copy. The trainer can go on afterwards."""
+        self.model.head.release()
+        self._reference = None
+
+    # -- annotations -----------------------------------------------------------------------------
+
+    def annotate(self, batch: Batch, needs: Iterable[str]) -> dict[str, float]:
+        """Add the asked-for columns to `batch.annotations`; float32 (_T,), NaN where nothing is trained.
+
+        `proximal_logp`: log-probabilities under the current weights, `ref_logp`: under the reference.
+        """
+        wanted = sorted(needs)
+        unknown = sorted(set(wanted) - ANNOTATIONS)
+        if unknown:
+            raise ValueError(f"the trainer cannot compute {unknown}; it computes {sorted(ANNOTATIONS)}")
+        begin = time.perf_counter()
+        for name in wanted:
+            model = self.model if name == "proximal_logp" else self._frozen_copy()
+            batch.annotations[name] = self._logprobs(model, batch)
+        return {"train/annotate_s": time.perf_counter() - begin} if wanted else {}
+
+    def _frozen_copy(self) -> PackedModel:
+        if self._reference is None:
+            source = self._reference_source
+            if isinstance(source, torch.nn.Module):
+                if source is self.model.module and self.updates:
+                    raise RuntimeError(
+                        "the reference would be a copy of weights that were already trained: hand Trainer the "
+                        "`reference` it shall use"
+                    )
+                source = copy.deepcopy(source)
+            module, _ = load(source, self.device)
+            module.requires_grad_(False)
+            self._reference = PackedModel(module, dtype=self.config.dtype, chunk=self.config.head_chunk)
+        return self._reference
+
+    def _logprobs(self, model: PackedModel, batch: Batch) -> np.ndarray:
+        wanted = (batch.train_T > 0) & (batch.position_T > 0)
+        grid = self._plan(batch, wanted, np.arange(batch.rows))
+        out = np.full(batch.tokens, np.nan, np.float32)
+        with torch.no_grad():
+            for micro in grid.micro:
+                hidden = model.forward(*model.tokens(micro, batch.ids_T, batch.position_T))
+                logp, _ = model.head.logprobs(hidden, self._positions(batch, micro))
+                out[micro.target_N] = logp.float().cpu().numpy()
+        if np.isnan(out[wanted]).any():
+            raise TrainingDiverged(
+                f"log-probabilities of {int(np.isnan(out[wanted]).sum())} trained tokens are not a number: the weights "
+                f"are broken; go back to the last checkpoint and lower trainer.lr"
+            )
+        return out
+
+    def _plan(self, batch: Batch, wanted_T: np.ndarray, unit_R: np.ndarray) -> Plan:
+        return plan(
+            ids_T=batch.ids_T,
+            position_T=batch.position_T,
+            row_start_R=batch.row_start_R,
+            row_length_R=batch.row_length_R,
+            unit_R=unit_R,
+            wanted_T=wanted_T,
+            micro_tokens=self.micro_tokens,
+            share_prefix=self.config.share_prefix,
+        )
+
+    def _positions(self, batch: Batch, micro: MicroBatch) -> Positions:
+        def put(array: np.ndarray, dtype: Any) -> torch.Tensor:
+            return torch.from_numpy(array.astype(dtype)).to(self.device)
+
+        return Positions(
+            put(micro.source_N, np.int64),
+            put(batch.ids_T[micro.target_N], np.int64),
+            put(batch.temperature_T[micro.target_N], np.float64).to(self.model.head.wide),
+        )
+
+    # -- update ----------------------------------------------------------------------------------
+
+    def update(self, prepared: PreparedBatch, *, step: int) -> dict[str, float]:
+        """One optimiser update. Metrics under `train/`; an empty batch or a bad gradient leaves all as it was.
+
+        Raises PlanError for a unit that does not fit `micro_tokens`, TrainingDiverged after
+        `max_bad_updates` updates in a row whose loss or gradient norm was not finite.
+        """
+        if prepared.empty:
+            return {"train/skipped": 1.0, "train/loss": 0.0, "train/grad_norm": 0.0}
+        begin = time.perf_counter()
+        grid = self._plan(prepared.batch, prepared.trained_T, _units(prepared))
+        clock = {"plan": time.perf_counter() - begin, "forward": 0.0, "backward": 0.0, "optim": 0.0}
+        self.optimiser.zero_grad()
+        loss, stats, broken = 0.0, {}, None
+        for micro in grid.micro:
+            part, more = self._accumulate(prepared, micro, clock)
+            loss += part
+            if broken is None and not math.isfinite(part):
+                broken = f"the loss of rows {int(micro.row_R[0])}..{int(micro.row_R[-1])} is {part}"
+            merge(stats, more)
+        start = time.perf_counter()
+        parameters = [p for p in self.model.module.parameters() if p.requires_grad]
+        norm = optim.gradient_norm(parameters)
+        if broken is None and not math.isfinite(norm):
+            broken = f"the gradient norm is {norm}"
+        rate = optim.learning_rate(self.config, self.updates, self.total_steps)
+        if broken is not None:
+            self._refuse(step, broken)
+        else:
+            self._step(parameters, norm, rate)
+        clock["optim"] = time.perf_counter() - start
+        seconds = time.perf_counter() - begin
+        return _metrics(prepared, stats) | {
+            "train/loss": loss,
+            "train/grad_norm": norm,
+            "train/lr": rate,
+            "train/updates": float(self.updates),
+            "train/bad_updates": float(self.bad_updates),
+            "train/micro_batches": float(len(grid.micro)),
+            "train/tokens_trained": float(grid.trained),
+            "train/tokens_forwarded": float(grid.forwarded),
+            "train/tokens_shared": float(grid.saved),
+            "train/tokens_per_s": (grid.forwarded + grid.saved) / seconds,
+            **{f"time/train_{name}_s": value for name, value in clock.items()},
+        }
+
+    def _accumulate(
+        self, prepared: PreparedBatch, micro: MicroBatch, clock: dict[str, float]
+    ) -> tuple[float, dict[str, torch.Tensor]]:
+        """Forward and backward of one micro-batch; gradients are added up. (loss, statistics)."""
+        begin = time.perf_counter()
+        batch, head = prepared.batch, self.model.head
+        hidden = self.model.forward(*self.model.tokens(micro, batch.ids_T, batch.position_T))
+        at, start = self._positions(batch, micro), time.perf_counter()
+        clock["forward"] += start - begin
+        terms = _Terms(prepared, micro.target_N)
+        entropy = prepared.algorithm.entropy or "rollout" in prepared.algorithm.consumes
+        states = hidden.detach()
+        if any(stream.level == "unit" for stream in prepared.streams):
+            g, g_entropy = terms(slice(None), *head.logprobs(states, at, entropy=entropy))
+            d_hidden = head.backward(
+                states,
+                at,
+                lambda part, *_: (g[part], None if g_entropy is None else g_entropy[part]),
+                entropy=g_entropy is not None,
+            )
+        else:
+            d_hidden = head.backward(states, at, terms, entropy=entropy)
+        if hidden.requires_grad:
+            hidden.backward(d_hidden.to(hidden.dtype))
+        clock["backward"] += time.perf_counter() - start
+        return terms.loss, terms.stats
+
+    def _step(self, parameters: list[torch.Tensor], norm: float, rate: float) -> None:
+        if norm > self.config.clip_grad_norm:
+            optim.scale_gradients(parameters, self.config.clip_grad_norm / norm)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self.updates += 1
+        self.bad_updates = 0
+
+    def _refuse(self, step: int, what: str) -> None:
+        """Leave weights and optimiser as they were; give up when it goes on."""
+        self.bad_updates += 1
+        bad = [
+            n
+            for n, p in self.model.module.named_parameters()
+            if p.grad is not None and not p.grad.isfinite().all()
+        ]
+        self.optimiser.zero_grad()
+        if self.bad_updates >= self.config.max_bad_updates:
+            where = (
+                f"; gradients that are not finite: {', '.join(bad[:4])} ({len(bad)} in all)" if bad else ""
+            )
+            raise TrainingDiverged(
+                f"step {step}: {what}{where}. That was bad update {self.bad_updates} in a row "
+                f"(trainer.max_bad_updates); the weights are those before them. Lower trainer.lr or "
+                f"trainer.clip_grad_norm, or look at the samples of this step"
+            )
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights by Hugging Face name, by reference, tied ones once."""
+        return {name: p.detach() for name, p in self.model.module.named_parameters()}
+
+    def logprobs_of(self, ids: np.ndarray) -> np.ndarray:
+        """Log-probabilities (_T - 1,) of ids[1:] at temperature 1: the probe of a weight sync."""
+        ids_T = np.asarray(ids)
+        n = len(ids_T)
+        grid = plan(
+            ids_T=ids_T,
+            position_T=np.arange(n),
+            row_start_R=np.zeros(1, np.int64),
+            row_length_R=np.asarray([n]),
+            unit_R=np.zeros(1, np.int64),
+            wanted_T=np.arange(n) > 0,
+            micro_tokens=n,
+        )
+        ids_N = torch.from_numpy(ids_T[1:].astype(np.int64)).to(self.device)
+        with torch.no_grad():
+            hidden = self.model.forward(*self.model.tokens(grid.micro[0], ids_T, np.arange(n)))
+            source = torch.arange(n - 1, device=self.device)
+            at = Positions(source, ids_N, torch.ones(n - 1, dtype=self.model.head.wide, device=self.device))
+            logp, _ = self.model.head.logprobs(hidden, at)
+        return logp.cpu().numpy()
+
+    def export(self, directory: Path) -> Path:
+        """Write a Hugging Face directory: weights, configuration, generation settings, tokenizer files."""
+        self.model.export(Path(directory), self.source)
+        return Path(directory)
+
+
+class _Terms:
+    """The loss of the trained positions of one micro-batch, as the head asks for its derivative."""
+
+    def __init__(self, prepared: PreparedBatch, target_N: np.ndarray) -> None:
+        self.prepared, self.target_N = prepared, target_N
+        self.loss, self.stats = 0.0, {}
+
+    def __call__(
+        self, part: slice, logp: torch.Tensor, entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """d loss / d log p and d loss / d entropy (None where no objective differentiates it), of a range."""
+        leaves = [logp.detach().requires_grad_()]
+        if entropy is not None and self.prepared.algorithm.entropy:
+            entropy = entropy.detach().requires_grad_()
+            leaves.append(entropy)
+        with torch.enable_grad():
+            total = leaves[0].new_zeros(())
+            for stream in self.prepared.streams:
+                loss, stats = stream_loss(
+                    self.prepared, stream, self.target_N[part], leaves[0], entropy_P=entropy
+                )
+                total = total + loss
+                merge(self.stats, stats)
+            grads = torch.autograd.grad(total, leaves, allow_unused=True)
+        self.loss += float(total.detach())
+        first = torch.zeros_like(logp) if grads[0] is None else grads[0]
+        return first, grads[1] if len(grads) > 1 else None
+
+
+def _units(prepared: PreparedBatch) -> np.ndarray:
+    """What stays in one micro-batch, by row: the widest unit of the unit-level streams; else each row alone."""
+    batch = prepared.batch
+    kinds = {stream.spec.unit for stream in prepared.streams if stream.level == "unit"}
+    if "group" in kinds:
+        return batch.group_N[batch.row_rollout_R]
+    return batch.row_rollout_R if "rollout" in kinds else np.arange(batch.rows)
+
+
+def _metrics(prepared: PreparedBatch, stats: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Each stream's own, and under plain names those a reader looks for first."""
+    own = finalise(stats)
+    out = {f"train/{name}": value for name, value in own.items()}
+    for stream in prepared.streams:
+        for name, plain in (
+            ("entropy", "entropy"),
+            ("kl_k3", "kl"),
+            ("accuracy", "accuracy"),
+            ("margin", "margin"),
+        ):
+            if f"{stream.name}/{name}" in own:
+                out.setdefault(f"train/{plain}", own[f"{stream.name}/{name}"])
+    return out
