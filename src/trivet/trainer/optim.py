@@ -122,14 +122,15 @@ def state_of(optimiser: torch.optim.AdamW, names: Mapping[int, str]) -> dict[str
 
 
 def load_state(
-    optimiser: torch.optim.AdamW, named: Mapping[str, nn.Parameter], saved: Mapping[str, Any]
+    optimiser: torch.optim.AdamW, named: Mapping[str, nn.Parameter], saved: Mapping[str, torch.Tensor]
 ) -> None:
-    """The inverse of `state_of`; what was not saved starts anew."""
+    """The inverse of `state_of`; what was not saved starts anew. Raises ValueError for an unknown name."""
+    split = [(key.partition("/"), value) for key, value in saved.items()]
+    unknown = sorted({name for (_, _, name), _ in split if name not in named})
+    if unknown:
+        raise ValueError(f"the optimiser's state names {unknown[0]!r}, which this model does not have")
     optimiser.state.clear()
-    for key, value in saved.items():
-        quantity, _, name = key.partition("/")
-        if name not in named:
-            raise ValueError(f"the optimiser's state names {name!r}, which this model does not have")
+    for (quantity, _, name), value in split:
         p = named[name]
-        device = p.device if quantity != "step" or p.is_cuda else torch.device("cpu")
+        device = torch.device("cpu") if quantity == "step" and not p.is_cuda else p.device
         optimiser.state[p][quantity] = value.to(device).clone()

@@ -270,6 +270,38 @@ class Trainer:
         """The weights by Hugging Face name, by reference, tied ones once."""
         return {name: p.detach() for name, p in self.model.module.named_parameters()}
 
+    def optimiser_tensors(self) -> dict[str, torch.Tensor]:
+        """The optimiser's state as `quantity/parameter`, by reference."""
+        names = {id(p): name for name, p in self.model.module.named_parameters()}
+        return optim.state_of(self.optimiser, names)
+
+    def counters(self) -> dict[str, int]:
+        """What else an exact continuation needs; JSON-able."""
+        return {"updates": self.updates, "bad_updates": self.bad_updates}
+
+    def load_state(
+        self,
+        weights: dict[str, torch.Tensor],
+        optimiser: dict[str, torch.Tensor],
+        counters: dict[str, int],
+    ) -> None:
+        """The inverse of `state_tensors`, `optimiser_tensors` and `counters`; weights are copied in place.
+
+        Raises ValueError when names or shapes are another model's; the trainer is then as it was.
+        """
+        own = dict(self.model.module.named_parameters())
+        if own.keys() != weights.keys():
+            other = sorted(own.keys() ^ weights.keys())
+            raise ValueError(f"the saved weights are another model's: {len(other)} names differ, {other[:3]}")
+        for name, p in own.items():
+            if p.shape != weights[name].shape:
+                raise ValueError(f"{name} has shape {tuple(p.shape)}, saved is {tuple(weights[name].shape)}")
+        optim.load_state(self.optimiser, own, optimiser)
+        with torch.no_grad():
+            for name, p in own.items():
+                p.copy_(weights[name])
+        self.updates, self.bad_updates = int(counters["updates"]), int(counters["bad_updates"])
+
     def logprobs_of(self, ids: np.ndarray) -> np.ndarray:
         """Log-probabilities (_T - 1,) of ids[1:] at temperature 1: the probe of a weight sync."""
         ids_T = np.asarray(ids)
