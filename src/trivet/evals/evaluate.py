@@ -30,7 +30,9 @@ class Evaluation:
     rollouts: list[Rollout] = field(default_factory=list)
 
 
-def summarise(name: str, by_task: Mapping[str, Sequence[Rollout]], ks: Sequence[int], threshold: float) -> Evaluation:
+def summarise(
+    name: str, by_task: Mapping[str, Sequence[Rollout]], ks: Sequence[int], threshold: float
+) -> Evaluation:
     """pass@k over tasks (each task's unscored attempts left out and counted), mean reward, lengths.
 
     A task with fewer scored attempts than k is left out of pass@k and counted in `short`. Raises
@@ -59,9 +61,9 @@ def summarise(name: str, by_task: Mapping[str, Sequence[Rollout]], ks: Sequence[
                 "raise eval.samples or lower eval.k"
             )
         low, high = mean_interval(np.asarray(passed))
-        out |= {f"pass@{k}": float(np.mean(passed)), f"pass@{k}_low": low, f"pass@{k}_high": high}
+        out |= {f"pass@{k}": float(np.mean(passed)), f"pass@{k}/low": low, f"pass@{k}/high": high}
         if len(passed) < len(scores):
-            out[f"pass@{k}_short"] = float(len(scores) - len(passed))
+            out[f"pass@{k}/short"] = float(len(scores) - len(passed))
     return Evaluation(name, out, rollouts)
 
 
@@ -96,7 +98,10 @@ async def evaluate(
 
     for start in range(0, len(tasks), wave):
         attempts = [
-            (task, Attempt(run, IssueKey(task.id, 0), f"eval/{name}/{task.id}", i, role="eval", order=start + n))
+            (
+                task,
+                Attempt(run, IssueKey(task.id, 0), f"eval/{name}/{task.id}", i, role="eval", order=start + n),
+            )
             for n, task in enumerate(tasks[start : start + wave])
             for i in range(samples)
         ]

@@ -17,7 +17,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     ValueError when k > n.
     """
     if not 0 <= c <= n or not 1 <= k <= n:
-        raise ValueError(f"pass@{k} of {n} samples with {c} right is not defined: need 1 <= k <= n, 0 <= c <= n")
+        raise ValueError(
+            f"pass@{k} of {n} samples with {c} right is not defined: need 1 <= k <= n, 0 <= c <= n"
+        )
     if n - c < k:
         return 1.0
     return 1.0 - math.prod((n - c - i) / (n - i) for i in range(k))

@@ -1,6 +1,7 @@
 """Fills a batch: pulls issues from the ledger, plays their groups, filters, stores.
 
-The event loop only schedules. Rendering and parsing run in the policy's threads, verification in the verifiers'
+The event loop only schedules. Rendering and parsing run in the policy's threads, verification in the
+verifiers'
 processes, storing in a thread here.
 """
 
@@ -19,6 +20,7 @@ from trivet.explorer.filters import reject, solve_histogram
 from trivet.explorer.metrics import unscored_causes
 from trivet.explorer.play import Played, Warn, play
 from trivet.recipe.schema import Explorer as ExplorerConfig
+from trivet.recipe.schema import Stage
 from trivet.types import Group, IssueKey, Task, Termination
 
 
@@ -41,7 +43,7 @@ class Filled:
     dropped: list[tuple[Group, str]] = field(default_factory=list)
     failed: int = 0
     retried: int = 0
-    rounds: int = 0
+    rounds: int = 0  # 0 for what an earlier run stored
     exhausted: bool = False
     seconds: float = 0.0
 
@@ -55,9 +57,9 @@ class Filled:
             "explorer/accepted": float(len(self.accepted)),
             "explorer/filtered": float(len(self.dropped)),
             "explorer/failed": float(self.failed),
-            "explorer/retried": float(self.retried),
-            "explorer/rounds": float(self.rounds),
         }
+        if self.rounds:
+            out |= {"explorer/retried": float(self.retried), "explorer/rounds": float(self.rounds)}
         for _, cause in self.dropped:
             out[f"explorer/filtered/{cause}"] = out.get(f"explorer/filtered/{cause}", 0.0) + 1
         return out
@@ -91,6 +93,11 @@ class Explorer:
         self.config, self.run, self.group, self.deterministic = config, run, group, deterministic
         self.warn, self.advance = warn, advance
         self._places = asyncio.Semaphore(config.concurrency)
+
+    def settle(self, settings: Stage) -> None:
+        """Go on under other settings (a phase)."""
+        self.config, self.group = settings.explorer, settings.batch.group
+        self.policy.sampling = settings.sampling
 
     async def fill(self, step: int, prompts: int, refill: Refill) -> Filled:
         """Play until `prompts` groups are accepted, the window's rounds are used up or no task is left.
@@ -129,8 +136,8 @@ class Explorer:
             try:
                 groups = await self.play_groups(now)
             except BaseException:
-                left = keys[start:]
-                await asyncio.shield(asyncio.to_thread(self.ledger.unclaim, list(left)))
+                # Nothing of this wave was stored: give it and what was to follow back.
+                await asyncio.shield(asyncio.to_thread(self.ledger.abandon, list(keys[start:])))
                 raise
             for key, (group, tries) in zip(now, groups, strict=True):
                 await asyncio.to_thread(self._store, step, key, group, tries, filled)
@@ -168,9 +175,7 @@ class Explorer:
 
     def _attempts(self, key: IssueKey) -> list[Attempt]:
         name, order = f"{self.ledger.name}/{key}", self.ledger.order(key)
-        return [
-            Attempt(run=self.run, issue=key, group=name, index=i, order=order) for i in range(self.group)
-        ]
+        return [Attempt(run=self.run, issue=key, group=name, index=i, order=order) for i in range(self.group)]
 
     async def _attempt(self, attempt: Attempt) -> Played:
         game = self.games[attempt.issue.task_id]

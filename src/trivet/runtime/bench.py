@@ -42,11 +42,7 @@ async def _bench(
     context = context_for(stage, longest_prompt(tasks, renderer, run.recipe.policy.system_prompt), None)
     engine = open_engine(run, stage, directory, context, stack)
     evaluator = open_evaluator(run, stage, held, engine, renderer, context)
-    run.monitor.info(f"model {name!r}")
-    evaluations = await evaluator.run_all(place, suffix=f"@{name}")
-    for evaluation in evaluations:
-        run.monitor.samples(place, evaluation.rollouts, kind=f"eval-{name}")
-    return evaluations
+    return await evaluator.run_all(place, suffix=f"@{name}")
 
 
 def _show(run: Run, stage: Stage, results: Mapping[str, list[Evaluation]]) -> None:
@@ -55,7 +51,7 @@ def _show(run: Run, stage: Stage, results: Mapping[str, list[Evaluation]]) -> No
     for name, evaluations in results.items():
         for r in evaluations:
             m = r.metrics
-            cells = [f"{m[f'pass@{k}']:.1%} ({m[f'pass@{k}_low']:.1%}-{m[f'pass@{k}_high']:.1%})" for k in ks]
+            cells = [f"{m[f'pass@{k}']:.1%} ({m[f'pass@{k}/low']:.1%}-{m[f'pass@{k}/high']:.1%})" for k in ks]
             rows.append([name, r.name, *cells, f"{m['length']:.1f}", f"{m['truncated']:.1%}"])
     columns = ["model", "tasks", *(f"pass@{k} (95%)" for k in ks), "tokens", "cut off"]
     run.monitor.table(f"bench {stage.name}", columns, rows)

@@ -63,7 +63,7 @@ def policy_directory(recipe: Recipe, folder: Path) -> Path:
 
 def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
@@ -71,7 +71,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise SetupError(
             f"policy.model: {name!r} is no directory here, and the hub does not give it "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a local directory, check the name, or "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a local directory, check the "
+            f"name, or "
             "make one: trivet model import, trivet model tiny"
         ) from error
 
@@ -93,7 +94,8 @@ async def load_games(stage: Stage, seed: int, stack: AsyncExitStack, *, play: bo
         for task in taskset.tasks:
             if task.id in by_id:
                 raise TasksetError(
-                    f"stage {stage.name}: task id {task.id!r} is in taskset {taskset.name!r} and in an earlier "
+                    f"stage {stage.name}: task id {task.id!r} is in taskset {taskset.name!r} and in an "
+                    f"earlier "
                     "one; ids must differ across a stage (drop one of the two, or map fields.id)"
                 )
             by_id[task.id] = Game(task, env)  # type: ignore[arg-type]
@@ -122,7 +124,8 @@ def check_leaks(stage: Stage, games: Games, held: Sequence[Held]) -> None:
         both = [task.id for task in part.tasks if task.id in games.by_id]
         if both:
             raise SetupError(
-                f"stage {stage.name}: {len(both)} tasks of evaluation {part.name!r} are also trained on (first: "
+                f"stage {stage.name}: {len(both)} tasks of evaluation {part.name!r} are also trained on "
+                f"(first: "
                 f"{both[0]!r}); take another split, or skip/limit so that they differ"
             )
 
@@ -132,7 +135,7 @@ def longest_prompt(tasks: Sequence[Task], renderer: Renderer, system_prompt: str
     stride = max(1, len(tasks) // _MEASURED)
     longest = 0
     for task in tasks[::stride]:
-        messages = [m for m in task.messages]
+        messages = list(task.messages)
         if messages[-1].role == "assistant":
             continue
         if system_prompt is not None and messages[0].role != "system":
@@ -142,13 +145,14 @@ def longest_prompt(tasks: Sequence[Task], renderer: Renderer, system_prompt: str
 
 
 def context_for(stage: Stage, prompt: int, limit: int | None) -> int:
-    """Tokens per sequence: what was asked for, else longest prompt + longest answer, within the model's limit."""
+    """Tokens per sequence: as asked for, else longest prompt + longest answer; within the model's limit."""
     answer = max(stage.sampling.max_tokens, stage.eval.sampling.max_tokens if stage.eval.sampling else 0)
     wanted = stage.engine.context or -(-(prompt + answer) // _ROUND) * _ROUND
     if limit is not None and wanted > limit:
         if prompt >= limit:
             raise SetupError(
-                f"stage {stage.name}: the longest prompt has {prompt} tokens, the model's context is {limit}; "
+                f"stage {stage.name}: the longest prompt has {prompt} tokens, the model's context is "
+                f"{limit}; "
                 "drop long tasks or take another model"
             )
         wanted = limit

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trivet.agents import Policy
-from trivet.algorithms import Algorithm, resolve
+from trivet.algorithms import resolve
 from trivet.engine.base import Engine
 from trivet.explorer import Explorer
 from trivet.recipe import Stage

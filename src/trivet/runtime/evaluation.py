@@ -8,7 +8,6 @@ from trivet.agents import Policy
 from trivet.engine.base import Engine
 from trivet.evals import Evaluation, evaluate
 from trivet.monitor import Monitor
-from trivet.recipe import Stage
 from trivet.recipe.schema import Eval, Explorer, Sampling, Until
 from trivet.render import Renderer
 from trivet.runtime.build import Held
@@ -66,12 +65,13 @@ class Evaluator:
                 )
                 result = await self.stop.guard(work)
             self.monitor.eval(step, part.name + suffix, result.metrics)
+            self.monitor.samples(step, result.rollouts)
             out.append(result)
         return out
 
 
 def crossed(until: Until | None, metrics: dict[str, float]) -> bool:
-    """Whether the stage's stop rule is met. Raises KeyError naming the metrics there are when it names none."""
+    """Whether the stage's stop rule is met. Raises KeyError listing the metrics when it names none."""
     if until is None:
         return False
     if until.metric not in metrics:

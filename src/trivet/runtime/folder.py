@@ -81,7 +81,7 @@ class RunFolder:
 
         try:
             # Kept open and never unlinked: the kernel drops the lock when the process dies.
-            self._lock = open(self.path / ".lock", "a+", encoding="utf-8")
+            self._lock = open(self.path / ".lock", "a+", encoding="utf-8")  # noqa: SIM115
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.seek(0)
@@ -130,7 +130,8 @@ class RunFolder:
         if changed:
             shown = ", ".join(changed[:6]) + (" ..." if len(changed) > 6 else "")
             raise RunFolderError(
-                f"{self.path} was begun with another recipe; these keys differ: {shown}. Give this run its own "
+                f"{self.path} was begun with another recipe; these keys differ: {shown}. Give this run "
+                f"its own "
                 "folder (output=...), or --fresh to put the old one aside and start anew"
             )
 

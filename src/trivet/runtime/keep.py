@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 from trivet.recipe.schema import Checkpoints
 
 if TYPE_CHECKING:
-    from trivet.buffer import StageLedger
+    from trivet.buffer import AttachmentStore, StageLedger
     from trivet.trainer import Trainer
 
 
 class Keeper:
     """Writes, finds and thins the checkpoints of one stage.
 
-    `kept` is the step of the newest one (0: the stage's start), `pinned` the later steps whose rollouts are stored
+    `kept` is the step of the newest one (0: the stage's start), `pinned` the later steps whose rollouts are
+    stored
     and are trained on again before anything is sampled.
     """
 
-    def __init__(self, directory: Path, config: Checkpoints) -> None:
-        self.directory, self.config = directory, config
+    def __init__(
+        self, directory: Path, config: Checkpoints, attachments: AttachmentStore | None = None
+    ) -> None:
+        self.directory, self.config, self.attachments = directory, config, attachments
         self.kept = 0
         self.pinned: set[int] = set()
 
@@ -38,10 +41,10 @@ class Keeper:
         ledger.checkpoint(step, state)
         self.kept = step
         oldest = checkpoint.retain(self.directory, self.config.keep_last)
-        ledger.collect(oldest)
+        ledger.collect(oldest, self.attachments)
 
     def restore(self, trainer: Trainer, ledger: StageLedger) -> dict[str, Any]:
-        """The newest whole checkpoint's state ({} where there is none), with the ledger brought back to it."""
+        """The newest whole checkpoint's state ({} without one), with the ledger brought back to it."""
         from trivet.trainer import checkpoint
 
         found = checkpoint.latest(self.directory)

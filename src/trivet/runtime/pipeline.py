@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trivet.buffer import Ledger
-from trivet.monitor import Monitor
+from trivet.monitor import Monitor, StageHandle
 from trivet.recipe import Recipe, Stage, plan
-from trivet.recipe.schema import Tasks
 from trivet.runtime.bench import bench_stage
-from trivet.runtime.build import load_games, policy_directory
+from trivet.runtime.build import policy_directory
 from trivet.runtime.compose import compose_stage
 from trivet.runtime.folder import RunFolder
 from trivet.runtime.stop import Stopped, StopRequest
@@ -57,7 +56,8 @@ def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> R
     """Run (or go on with) a recipe in its run folder.
 
     Stages that are done are skipped; one that was interrupted goes on from its last checkpoint. SIGINT and
-    SIGTERM end it at a safe point with `stopped` set. Raises RunFolderError, RecipeError and the stages' own errors.
+    SIGTERM end it at a safe point with `stopped` set. Raises RunFolderError, RecipeError and the stages' own
+    errors.
     """
     plan(recipe).check()
     folder = RunFolder.open(recipe, fresh=fresh)
@@ -106,15 +106,29 @@ async def _run_stages(run: Run) -> None:
     for number, stage in enumerate(run.recipe.stages, 1):
         done = run.folder.state["stages"].get(stage.name)
         if done is None:
-            run.monitor.stage(stage.name, number=number, of=len(run.recipe.stages), mode=stage.mode)
-            if stage.mode == "bench":
-                facts = await bench_stage(run, stage, models)
-            else:
-                facts = await _train(run, stage, list(models.values())[-1])
+            source = list(models)[-1]
+            with _header(run, stage, number, source):
+                if stage.mode == "bench":
+                    facts = await bench_stage(run, stage, models)
+                else:
+                    facts = await _train(run, stage, models[source])
             run.folder.finish_stage(stage.name, facts)
             done = facts
         if done.get("model"):
             models[stage.name] = Path(done["model"])
+
+
+def _header(run: Run, stage: Stage, number: int, source: str) -> StageHandle:
+    """Everything logged from here on belongs to `stage`."""
+    what = {"train": "supervised", "both": f"reinforcement ({stage.kind})", "bench": "evaluation"}[stage.mode]
+    ends = plan(run.recipe).stage(stage.name)
+    return run.monitor.stage(
+        stage.name,
+        what=f"stage {number} of {len(run.recipe.stages)}: {what}",
+        source="" if stage.mode == "bench" else source,
+        until=ends.ends,
+        steps=ends.steps,
+    )
 
 
 async def _train(run: Run, stage: Stage, start: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from trivet.buffer import StageLedger
 from trivet.data.sft import ExampleDropped, sft_group
 from trivet.explorer import Filled, Game
 from trivet.explorer.explorer import Refill
+from trivet.recipe import Stage
 from trivet.render import Renderer
 from trivet.types import Group, IssueKey
 
@@ -17,7 +18,7 @@ _ROUNDS = 100  # a source in which so many draws in a row give nothing is not wo
 
 
 class Reader:
-    """Renders worked answers into groups of one. `max_length` (tokens): longer ones are dropped, never cut."""
+    """Renders worked answers into groups of one. Longer ones than `max_length` tokens are dropped, not cut."""
 
     def __init__(
         self,
@@ -25,14 +26,19 @@ class Reader:
         games: Mapping[str, Game],
         renderer: Renderer,
         *,
-        max_length: int,
+        max_length: int | None,
         warn: Callable[[str, str], None],
     ) -> None:
         self.ledger, self.games, self.renderer = ledger, games, renderer
         self.max_length, self.warn = max_length, warn
 
+        self.advance: Callable[[int], None] = lambda n: None
+
+    def settle(self, settings: Stage) -> None:
+        """Nothing of a phase concerns reading."""
+
     async def fill(self, step: int, prompts: int, refill: Refill) -> Filled:
-        """As `Explorer.fill`: `prompts` examples ready in the ledger, dropped ones terminal with their cause."""
+        """As `Explorer.fill`: `prompts` examples ready in the ledger, dropped ones with their cause."""
         begin = time.monotonic()
         filled = Filled()
         while len(filled.accepted) < prompts and filled.rounds < _ROUNDS:
@@ -65,3 +71,4 @@ class Reader:
         for group in made:
             self.ledger.put(group)
         filled.accepted += made
+        self.advance(len(made))

@@ -80,13 +80,14 @@ class StageRun:
         self.evals: dict[str, float] = {}
         self.trained_s = 0.0
         self._doing, self._evaluated = "starting", -1
-        # One thread for all of the trainer's work: torch keeps its worker threads with the thread that calls it.
+        # One thread for all of the trainer's work: torch keeps its worker threads with the thread that calls
+        # it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     # -- the loop --------------------------------------------------------------------------------
 
     async def run(self) -> Outcome:
-        """Go on from the last checkpoint (or the start) to the stage's end. Raises Stopped at a safe point."""
+        """Go on from the last checkpoint (or the start) to the end. Raises Stopped at a safe point."""
         step, why = await self.resume()
         while why is None:
             step += 1
@@ -116,7 +117,7 @@ class StageRun:
         experience = await self.experience(step, settings)
         filled = experience.filled
         if experience.lease is None:
-            return self._without_experience(step, filled)
+            return USED_UP
         self._doing = "training"
         metrics = await self.train(step, settings, experience)
         self._doing = "bringing the weights to the engine"
@@ -124,7 +125,8 @@ class StageRun:
         self.trained_s += time.monotonic() - begin
         metrics |= {"time/step_s": time.monotonic() - begin, "time/sample_s": filled.seconds}
         self.monitor.log(step, self._describe(step, settings, experience) | metrics)
-        self.monitor.samples(step, [r for group in filled.groups for r in group.rollouts])
+        if self.stage.mode == "both":
+            self.monitor.samples(step, [r for group in filled.groups for r in group.rollouts])
         why = self._ended(step)
         self._doing = "evaluating"
         why = await self.evaluate(step, last=why is not None) or why
@@ -151,24 +153,38 @@ class StageRun:
         prompts = settings.batch.prompts
         if step in self.keeper.pinned:
             lease = await asyncio.to_thread(self.ledger.take, prompts, step=step)
-            return Experience(Filled(accepted=await asyncio.to_thread(lease.groups)), lease, replayed=True)
+            return Experience(await asyncio.to_thread(self._stored, step, lease), lease, replayed=True)
         with self.monitor.progress(f"step {step}: sampling", prompts * settings.batch.group) as bar:
             self.source.advance = bar.advance
             filled = await self.stop.guard(self.source.fill(step, prompts, self.supply.claim))
-        if not filled.accepted:
+        if not filled.accepted and filled.exhausted:
             return Experience(filled)
-        lease = await asyncio.to_thread(self.ledger.take, len(filled.accepted), step=step)
+        lease = await asyncio.to_thread(self.ledger.take, max(1, len(filled.accepted)), step=step)
         filled.accepted = await asyncio.to_thread(lease.groups)
         return Experience(filled, lease)
+
+    def _stored(self, step: int, lease: Lease) -> Filled:
+        """What an earlier run played for this step, as it was decided then."""
+        dropped, failed = [], 0
+        for decision in self.ledger.decided(step):
+            stored = self.ledger.groups([decision.key])
+            if decision.state == "failed":
+                failed += 1
+            elif stored:
+                dropped.append((stored[0], decision.cause or ""))
+        return Filled(accepted=lease.groups(), dropped=dropped, failed=failed)
 
     async def train(self, step: int, settings: Stage, experience: Experience) -> dict[str, float]:
         """All of the step's updates, then the acknowledgement."""
         updates, groups = settings.batch.updates_per_batch, experience.filled.accepted
-        try:
-            metrics = await self.in_trainer(lambda: self._update(step, groups, updates))
-        except NothingToTrain as reason:
-            self.monitor.warn("nothing_to_train", f"step {step}: {reason}")
-            metrics = {**reason.counters, "train/skipped": 1.0}
+        metrics: dict[str, float] = {"train/skipped": 1.0}
+        if groups:
+            try:
+                metrics = await self.in_trainer(lambda: self._update(step, groups, updates))
+            except NothingToTrain as reason:
+                self.monitor.warn("nothing_to_train", f"step {step}: {reason}")
+                metrics |= reason.counters
+        assert experience.lease is not None
         await asyncio.to_thread(self.ledger.ack, experience.lease, step)
         return metrics
 
@@ -208,7 +224,6 @@ class StageRun:
         self._evaluated = step
         results = await self.evaluator.run_all(step)
         self.evals = {f"eval/{r.name}/{key}": value for r in results for key, value in r.metrics.items()}
-        self.monitor.samples(step, [r for result in results for r in result.rollouts], kind="eval")
         if crossed(self.stage.until, self.evals):
             return f"{self.stage.until.metric} = {self.evals[self.stage.until.metric]:.3f}"  # type: ignore[union-attr]
         return None
@@ -230,7 +245,8 @@ class StageRun:
         return step, why
 
     def exact(self, step: int) -> bool:
-        """Whether a run that goes on after `step` can sample as this one would: only where the schedule brings
+        """Whether a run that goes on after `step` can sample as this one would: only where the schedule
+        brings
         the weights to the engine right then (older ones are gone with the process)."""
         return self.stage.mode != "both" or step % self.stage.at(step).sync.interval == 0
 
@@ -264,12 +280,6 @@ class StageRun:
         self.trainer.close()
 
     # -- what is said of it ----------------------------------------------------------------------
-
-    def _without_experience(self, step: int, filled: Filled) -> str | None:
-        if filled.exhausted:
-            return USED_UP
-        self.monitor.warn("empty_step", f"step {step}: no group was accepted; nothing is trained")
-        return None
 
     def _ended(self, step: int) -> str | None:
         if self.stage.steps is not None and step >= self.stage.steps:

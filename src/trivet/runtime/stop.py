@@ -16,7 +16,7 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Set by a signal; awaited beside long waits, so that sampling ends at once and training between updates."""
+    """Set by a signal; awaited beside long waits: sampling ends at once, training after its step."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -34,7 +34,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def handling(self) -> Iterator[None]:
-        """Install handlers (main thread only; elsewhere the caller owns the signals) and put back the old ones."""
+        """Install handlers, put the old ones back. Outside the main thread signals are the caller's."""
         old: dict[int, object] = {}
 
         def handle(number: int, frame: object) -> None:

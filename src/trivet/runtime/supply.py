@@ -13,19 +13,26 @@ from trivet.types import IssueKey
 class Supply:
     """Issues every task once an epoch, epochs 1, 2, ...; `epochs=None` never ends.
 
-    The order of epoch e is a permutation seeded by (`seed`, e). What was issued before a restart is handed out
+    The order of epoch e is a permutation seeded by (`seed`, e). What was issued before a restart is handed
+    out
     first, in its old order.
     """
 
     def __init__(
-        self, ledger: StageLedger, task_ids: Sequence[str], *, epochs: int | None, seed: int, shuffle: bool = True
+        self,
+        ledger: StageLedger,
+        task_ids: Sequence[str],
+        *,
+        epochs: int | None,
+        seed: int,
+        shuffle: bool = True,
     ) -> None:
         if not task_ids:
             raise ValueError("a stage without tasks cannot issue any")
         self.ledger, self.task_ids, self.epochs = ledger, list(task_ids), epochs
         self.seed, self.shuffle = seed, shuffle
         self._next = 1
-        while ledger.counts(self._next):
+        while sum(ledger.counts(self._next).values()):
             self._next += 1
 
     def order(self, epoch: int) -> list[str]:

@@ -44,7 +44,8 @@ class Synchroniser:
     async def sync(
         self, step: int, tensors: Mapping[str, Any], probe: Callable[[np.ndarray], np.ndarray]
     ) -> dict[str, float]:
-        """Make the engine sample with the weights after `step`; `probe` gives the trainer's log-probabilities.
+        """Make the engine sample with the weights after `step`; `probe` gives the trainer's
+        log-probabilities.
 
         Raises WeightsNotArrived (naming version and tensor, or what was waited for) and leaves the engine
         unusable until a whole update succeeds.
