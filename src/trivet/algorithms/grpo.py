@@ -21,7 +21,7 @@ def grpo(
     corrections: list[PartSpec] | tuple[()] = (),
     masks: list[PartSpec] | tuple[()] = (),
 ) -> Algorithm:
-    """loss = sum over t of w_t f_t * -min(rho_t A_i, clip(rho_t) A_i). Source: DeepSeekMath, Shao et al. 2024.
+    """loss = sum over t of w_t f_t * -min(rho_t A_i, clip(rho_t) A_i). Shao et al. 2024, "DeepSeekMath".
 
     `credit`: how A_i comes from a group's rewards (mean_only: Dr. GRPO's). `aggregation`: w_t. `clip`: one
     number for both sides, [low, high], or null. `proximal`: rho's denominator: the policy an update starts

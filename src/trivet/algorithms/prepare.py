@@ -273,10 +273,11 @@ def _nothing(prepared: PreparedBatch) -> NothingToTrain:
         if cause and prepared.algorithm.credit is not None and not batch.aborted_N[n]:
             causes[f"unscored: {cause}"] = causes.get(f"unscored: {cause}", 0) + 1
     causes.pop("unscored", None)
-    bare = int(np.count_nonzero(batch.length_N == 0))
+    bare = int(np.count_nonzero((batch.length_N == 0) & ~batch.aborted_N))
     if bare:
         causes["no trained token"] = bare
-    left_N = np.bincount(batch.rollout_T[prepared.mask_T > 0], minlength=batch.rollouts) > 0
+    weighed_T = np.any([s.weight_T != 0 for s in prepared.streams], axis=0)
+    left_N = np.bincount(batch.rollout_T[weighed_T], minlength=batch.rollouts) > 0
     if left_N.any():
         causes["zero advantage"] = int(np.count_nonzero(left_N))
     rates = solve_rate_histogram(batch) if prepared.algorithm.credit is not None else {}

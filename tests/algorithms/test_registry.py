@@ -1,0 +1,205 @@
+"""From a recipe's words to an algorithm; refusals say what and why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from trivet.algorithms import (
+    Algorithm,
+    AlgorithmError,
+    StreamSpec,
+    make_part,
+    prepare,
+    register_algorithm,
+    register_credit,
+    register_mask,
+    register_objective,
+    registered,
+    resolve,
+)
+
+
+def test_defaults():
+    algorithm = resolve("grpo")
+    assert algorithm.kind == "grpo"
+    assert algorithm.group_min == 2
+    assert algorithm.consumes == {"rollout"}
+    assert algorithm.needs == {"proximal_logp"}
+    assert algorithm.annotations(1) == frozenset()
+    assert algorithm.annotations(4) == {"proximal_logp"}
+    assert [p.name for p in algorithm.parts] == ["group_normalised", "sequence_mean", "ppo_clip", "token_tis"]
+    assert algorithm.options["tis"] == "auto"
+    behaviour = resolve({"kind": "grpo", "proximal": "behaviour"})
+    assert behaviour.needs == frozenset()
+    assert behaviour.streams[0].corrections == ()
+    sft = resolve("sft")
+    assert (sft.group_min, sft.consumes, sft.modes, sft.credit) == (1, {"sft"}, {"train"}, None)
+    assert registered("algorithm") == sorted(registered("algorithm"))
+    assert {"sft", "grpo"} <= set(registered("algorithm"))
+
+
+def test_options_reach_the_parts():
+    algorithm = resolve(
+        {
+            "kind": "grpo",
+            "credit": {"kind": "group_normalised", "population": True},
+            "aggregation": {"kind": "fixed", "length": 64},
+            "clip": [0.2, 0.28],
+            "tis": [0.25, 4],
+            "masks": ["truncated"],
+        }
+    )
+    assert algorithm.credit is not None
+    assert algorithm.credit.options == {"population": True}
+    stream = algorithm.streams[0]
+    assert stream.aggregation.options == {"length": 64}
+    assert stream.objective.options == {"clip": (0.2, 0.28)}
+    assert stream.corrections[0].options == {"bounds": (0.25, 4.0)}
+    assert [m.name for m in algorithm.masks] == ["truncated"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        ("gpro", r"unknown algorithm 'gpro'; did you mean 'grpo'\?"),
+        ({"kind": "grpo", "clipp": 0.1}, r"'grpo': unknown option 'clipp'; did you mean 'clip'\?"),
+        ({"kind": "grpo", "credit": "mean"}, r"unknown credit 'mean'; did you mean 'mean_only'\?"),
+        ({"kind": "grpo", "aggregation": "token_meen"}, "did you mean 'token_mean'"),
+        (
+            {"kind": "grpo", "credit": {"kind": "mean_only", "population": True}},
+            "'mean_only': unknown option 'population'; known: none",
+        ),
+        ({"kind": "grpo", "aggregation": "fixed"}, r"aggregation 'fixed': needs option\(s\) length"),
+        (
+            {"kind": "grpo", "aggregation": {"kind": "fixed", "length": 0}},
+            "length=0 does not fit.*greater than 0",
+        ),
+        ({"kind": "grpo", "proximal": "frozen"}, "proximal='frozen' does not fit.*recompute"),
+        ({"kind": "grpo", "clip": "wide"}, "clip='wide' does not fit"),
+        ({"kind": "grpo", "clip": -0.1}, "lower part lies in 0..1"),
+        ({"kind": "grpo", "tis": [2.0, 0.5]}, "low must lie in 0..1"),
+        ({"kind": "grpo", "proximal": "behaviour", "tis": [0.5, 2]}, "which is 1 everywhere"),
+        ({"kind": "sft", "credit": "mean_only"}, "'sft': unknown option 'credit'"),
+        ({"credit": "mean_only"}, "write a name or"),
+        (["grpo"], "write a name or"),
+        ("no.such:thing", "cannot be imported"),
+        ("trivet.algorithms.base:NEEDS", "is not callable"),
+        ("trivet.algorithms.registry:registered", "needs option"),
+    ],
+)
+def test_refusals(spec, match):
+    if match == "needs option":  # a function that is no builder
+        with pytest.raises(AlgorithmError):
+            resolve({"kind": spec, "role": "credit"})
+        return
+    with pytest.raises(AlgorithmError, match=match):
+        resolve(spec)
+
+
+def test_resolving_imports_no_torch():
+    code = (
+        "import sys; from trivet.algorithms import resolve; resolve('grpo'); resolve('sft');"
+        "import trivet.algorithms.prepare; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@register_credit("test_power", needs={"value"}, group_min=3)
+def power(batch, *, exponent: float = 1.0):
+    return np.sign(batch.reward_N - 0.5) * abs(batch.reward_N - 0.5) ** exponent
+
+
+@register_mask("test_even")
+def even(batch):
+    return batch.attempt_N % 2 == 0
+
+
+@register_objective("test_reinforce", advantage=True)
+def reinforce(x):
+    return -x.weight_P * x.advantage_P * x.logp_P, {}
+
+
+@register_algorithm("test_mine")
+def mine(*, exponent: float = 2.0) -> Algorithm:
+    """One file, no change to the trainer."""
+    stream = StreamSpec(
+        "pg", make_part("objective", "test_reinforce"), make_part("aggregation", "sequence_sum")
+    )
+    credit = make_part("credit", {"kind": "test_power", "exponent": exponent})
+    return Algorithm("test_mine", (stream,), credit, masks=(make_part("mask", "test_even"),))
+
+
+def test_an_algorithm_of_ones_own(batch_of):
+    algorithm = resolve({"kind": "test_mine", "exponent": 3})
+    assert algorithm.needs == algorithm.credit_needs == {"value"}
+    assert algorithm.group_min == 3
+    batch = batch_of([1.0, 0.0, 1.0])
+    with pytest.raises(AlgorithmError, match=r"reads \['value'\]: annotate the batch"):
+        prepare(batch, algorithm)
+    batch.annotations["value"] = np.zeros(batch.tokens)
+    prepared = prepare(batch, algorithm)
+    assert prepared.counters["masked_tokens/test_even"] == 2
+    assert prepared.streams[0].columns["advantage"][prepared.trained_T].tolist() == [0.125] * 4
+
+
+@dataclass(frozen=True)
+class Half:
+    """A part named by its dotted path; what it needs depends on its option."""
+
+    deep: bool = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"teacher_logp"}) if self.deep else frozenset()
+
+    def __call__(self, batch):
+        return batch.reward_N / 2
+
+
+def test_dotted_paths(tmp_path, monkeypatch):
+    (tmp_path / "my_trivet_parts.py").write_text(
+        "class Half:\n"
+        "    def __init__(self, deep: bool = False):\n"
+        "        self.needs = {'teacher_logp'} if deep else ()\n"
+        "    def __call__(self, batch):\n"
+        "        return batch.reward_N / 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = {"kind": "grpo", "credit": {"kind": "my_trivet_parts:Half", "deep": True}}
+    assert resolve(spec).credit_needs == {"teacher_logp"}
+    assert resolve({"kind": "grpo", "credit": "my_trivet_parts:Half"}).credit_needs == frozenset()
+    with pytest.raises(AlgorithmError, match="unknown option 'dep'; did you mean 'deep'"):
+        resolve({"kind": "grpo", "credit": {"kind": "my_trivet_parts:Half", "dep": True}})
+
+
+def test_names_are_given_once():
+    with pytest.raises(AlgorithmError, match="credit 'mean_only' is already"):
+        register_credit("mean_only")(Half)
+    with pytest.raises(AlgorithmError, match="unknown trait"):
+        register_credit("test_other", advantage=True)
+    register_credit("test_gold", needs={"gold"})(power)
+    with pytest.raises(AlgorithmError, match=r"needs \['gold'\]"):
+        make_part("credit", "test_gold")
+
+
+def test_credit_must_fit_the_objective():
+    from dataclasses import replace
+
+    from trivet.algorithms.registry import check
+
+    grpo = resolve("grpo")
+    with pytest.raises(AlgorithmError, match="needs an advantage"):
+        check(replace(grpo, credit=None))
+    with pytest.raises(AlgorithmError, match="for no objective"):
+        check(replace(resolve("sft"), credit=grpo.credit))
+    with pytest.raises(AlgorithmError, match="set proximal"):
+        check(replace(grpo, proximal=None))
+    with pytest.raises(AlgorithmError, match="no stream"):
+        check(replace(grpo, streams=()))
+    with pytest.raises(AlgorithmError, match="must differ"):
+        check(replace(grpo, streams=grpo.streams * 2))
