@@ -133,8 +133,8 @@ class Ledger:
             raise LedgerError(
                 f"stage {name!r} of the ledger {self._db.where} holds {n} issues of other data "
                 f"({_differences(row.fingerprint, tag)}). Restore the data or settings of the run, "
-                "start a new run folder, or adopt the new data on purpose (stage(name, adopt=True)): the position in the "
-                "epoch and all that was trained are then kept"
+                "start a new run folder, or adopt the new data on purpose (stage(name, adopt=True)): the "
+                "position in the epoch and all that was trained are then kept"
             )
         connection.execute(sa.update(stages).where(stages.c.stage == name).values(fingerprint=tag))
 
@@ -160,6 +160,10 @@ class Ledger:
         """
         row: dict[str, object] = {"step": step, "stage": stage, "parent": parent, "checksum": checksum}
         return self._versions.new({**row, "incarnation": incarnation, "created": self._clock()})
+
+    def seal(self, version: int, checksum: str) -> None:
+        """Record the checksum of a version's weights, known once they are published. Once only."""
+        self._versions.seal(version, checksum)
 
     def version(self, version: int | None = None) -> Version | None:
         """The record of a version; without one, of the latest publication (None before the first)."""

@@ -263,7 +263,7 @@ def load_groups(connection: Connection, found: Sequence[Any]) -> list[Group]:
 
     Raises LedgerError on a bare task, on a damaged rollout and on collected tokens.
     """
-    bare = [IssueKey(r.task_id, r.epoch, r.round) for r in found if r.kind in (None, "task")]
+    bare = [IssueKey(r.task_id, r.epoch, r.round) for r in found if r.kind == "task"]
     if bare:
         raise LedgerError(f"issue {bare[0]} holds a bare task and no rollouts: read it with tasks()")
     groups = {r.seq: Group(r.group_id, IssueKey(r.task_id, r.epoch, r.round), [], r.kind) for r in found}

@@ -197,6 +197,41 @@ def unpin(connection: Connection, scope: Scope) -> int:
     ).rowcount
 
 
+_NOTHING = dict.fromkeys(
+    (
+        *("pin", "step", "pos", "cause", "gap", "tries", "session", "expires", "lease"),
+        *("kind", "group_id", "task", "min_version", "max_version"),
+    )
+)
+
+
+def resample(connection: Connection, scope: Scope) -> int:
+    """Return to issued, without their rollouts, what was played for a step that was never acknowledged."""
+    recorded = (scope.mine, issues.c.pin == State.TRAINED)
+    top = connection.scalar(sa.select(sa.func.max(issues.c.step)).where(*recorded))
+    if top is None:
+        top = connection.scalar(sa.select(stages.c.last_step).where(stages.c.stage == scope.stage))
+    unused = sa.and_(issues.c.state == State.READY, issues.c.pin.is_(None))
+    broken = sa.and_(issues.c.pin.is_not(None), issues.c.pin != State.TRAINED, issues.c.step > top)
+    found = connection.execute(sa.select(issues).where(scope.mine, sa.or_(unused, broken))).all()
+    clear = {**_NOTHING, "state": State.ISSUED, "pending": 0, "changed": scope.clock()}
+    for part in chunks(found):
+        seqs = [row.seq for row in part]
+        ids = connection.scalars(sa.select(rollouts.c.id).where(rollouts.c.issue.in_(seqs))).all()
+        _unrefer(connection, ids)
+        connection.execute(sa.delete(rollouts).where(rollouts.c.issue.in_(seqs)))
+        connection.execute(sa.update(issues).where(issues.c.seq.in_(seqs)).values(clear))
+    for row in found:
+        again = (
+            issues.c.task_id == row.task_id,
+            issues.c.epoch == row.epoch,
+            issues.c.round == row.round + 1,
+        )
+        unplayed = (scope.mine, *again, issues.c.state == State.ISSUED, issues.c.pin.is_(None))
+        connection.execute(sa.delete(issues).where(*unplayed))
+    return len(found)
+
+
 def collect(connection: Connection, scope: Scope, oldest: int) -> Freed:
     """Drop the token blobs of decisions up to step `oldest`, the oldest kept checkpoint."""
     newest = last_checkpoint(connection, scope)

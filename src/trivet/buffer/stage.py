@@ -240,6 +240,15 @@ class StageLedger:
         """Give the recorded steps up: their groups are ready for any batch; how many issues that concerns."""
         return self._write("unpin", lambda c: replay.unpin(c, self._scope), durable=True)
 
+    def resample(self) -> int:
+        """After a rewind: issue again what was played for the step that was never finished; how many.
+
+        Ready groups that belong to no recorded step, and decisions recorded for steps after the last trained
+        one, go back to issued and their rollouts are dropped. For synchronous runs, which play a broken step
+        again as a whole; an asynchronous run keeps and uses what it has.
+        """
+        return self._write("resample", lambda c: replay.resample(c, self._scope), durable=True)
+
     def collect(self, oldest_step: int, store: AttachmentStore | None = None) -> Freed:
         """Free the tokens of all decisions that the oldest kept checkpoint covers; columns and text stay.
 
@@ -285,11 +294,15 @@ class StageLedger:
         return self._db.read("order", lambda c: int(moves.find(c, self._scope, key).seq))
 
     def groups(self, keys: Iterable[IssueKey]) -> list[Group]:
-        """Stored groups by key, whatever their state (a replayed filter, a page of samples)."""
+        """Stored groups by key, whatever their state (a replayed filter, a page of samples).
+
+        Keys with nothing stored are passed over. Raises LedgerError on collected tokens.
+        """
         wanted = list(keys)
 
         def run(connection: Connection) -> list[Group]:
-            return load_groups(connection, [moves.find(connection, self._scope, key) for key in wanted])
+            found = [moves.find(connection, self._scope, key) for key in wanted]
+            return load_groups(connection, [row for row in found if row.kind is not None])
 
         return self._db.read("groups", run)
 

@@ -27,7 +27,7 @@ class Version:
 
 
 class VersionTable:
-    """Versions of all stages and restarts of a run. Rows are only ever added."""
+    """Versions of all stages and restarts of a run. Rows are added, never removed."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -47,16 +47,35 @@ class VersionTable:
 
         return self._db.write("new_version", run, durable=True)
 
+    def seal(self, version: int, checksum: str) -> None:
+        """Set a version's checksum. Raises LedgerError when another one is recorded."""
+        self.refresh()
+        stored = self.get(version).checksum
+        if stored == checksum:
+            return
+        if stored:
+            raise LedgerError(
+                f"version {version} has checksum {stored!r} already; {checksum!r} is other weights"
+            )
+        here = versions.c.version == version
+        change = sa.update(versions).where(here).values(checksum=checksum)
+        self._db.write("seal", lambda c: c.execute(change).rowcount)
+        self.refresh()
+
     def newest(self) -> Version | None:
         """The latest publication of the ledger, whatever its line."""
         number = self._db.read("version", lambda c: c.scalar(sa.select(sa.func.max(versions.c.version))))
         return None if number is None else self.get(number)
 
+    def refresh(self) -> None:
+        """Read all versions anew: other processes add some and seal some."""
+        rows = self._db.read("version", lambda c: c.execute(sa.select(versions)).all())
+        self._known = {row.version: Version(**row._mapping) for row in rows}
+
     def get(self, version: int) -> Version:
         """Raises LedgerError on a version that was never handed out."""
         if version not in self._known:
-            rows = self._db.read("version", lambda c: c.execute(sa.select(versions)).all())
-            self._known = {row.version: Version(**row._mapping) for row in rows}
+            self.refresh()
         if version not in self._known:
             latest = max(self._known, default=0)
             raise LedgerError(
@@ -77,6 +96,7 @@ class VersionTable:
         A version published before a rewind counts as the one that replaced it when stage, step and checksum
         agree: a replayed step then sees the staleness it was recorded with.
         """
+        self.refresh()
         line = self.line(of)
         distance = {v: i for i, v in enumerate(line)}
         twins: dict[tuple[str, int, str], int] = {}
