@@ -2,7 +2,7 @@
 
 from trivet.recipe.dump import config_hash, dump_recipe
 from trivet.recipe.files import find_recipe, packaged_recipes
-from trivet.recipe.load import load_recipe
+from trivet.recipe.load import load_recipe, load_section
 from trivet.recipe.memory import ModelShape, policy_shape
 from trivet.recipe.plan import Plan, StagePlan, derived_steps, plan
 from trivet.recipe.problems import Problem, RecipeError
@@ -24,6 +24,7 @@ __all__ = [
     "find_recipe",
     "lag",
     "load_recipe",
+    "load_section",
     "packaged_recipes",
     "plan",
     "policy_shape",

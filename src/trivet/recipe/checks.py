@@ -130,8 +130,8 @@ def _batch(stage: Stage) -> Iterator[str]:
     if batch.updates_per_batch > batch.prompts:
         yield (
             f"batch.updates_per_batch {batch.updates_per_batch} cannot split {batch.prompts} prompts: an "
-            "update takes whole groups. batch.prompts counts groups, not rollouts: a step has prompts x group "
-            f"= {batch.prompts * batch.group} rollouts"
+            "update takes whole groups. batch.prompts counts groups, not rollouts: a step has prompts x "
+            f"group = {batch.prompts * batch.group} rollouts"
         )
     if stage.mode == "both" and stage.sampling.max_tokens >= batch.micro_tokens:
         yield (

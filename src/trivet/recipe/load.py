@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trivet.recipe.files import find_recipe, merge, read_with_includes
 from trivet.recipe.paths import PathError, item_index, override, split_path
-from trivet.recipe.problems import SECTIONS, Problem, RecipeError, readable, unknown_key
+from trivet.recipe.problems import SECTIONS, Problem, RecipeError, keys_of, nearest, readable, unknown_key
 from trivet.recipe.schema import Recipe, Stage
 from trivet.recipe.yamltext import Where, YamlList, YamlMap, YamlProblem, read_yaml
 
+S = TypeVar("S", bound=BaseModel)
 Path_ = list[str | int]
 
 
@@ -35,6 +36,28 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if recipe is None or problems:
         raise RecipeError(str(source), problems)
     return recipe
+
+
+def load_section(model: type[S], values: Mapping[str, Any], overrides: Sequence[str] = ()) -> S:
+    """One section by itself: `values`, with `key=value` overrides on top. Raises RecipeError."""
+    problems: list[Problem] = []
+    data = YamlMap()
+    data.update(values)
+    _apply([c for text in overrides if (c := _parse_override(text, problems))], data, problems)
+    if not problems:
+        try:
+            return model.model_validate(_plain(data))
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                where = _where(data, item["loc"])
+                label = ".".join(map(str, item["loc"]))
+                if item["type"] == "extra_forbidden":
+                    known = keys_of(model)
+                    text = f"is not a key{nearest(label, known) or '. Known: ' + ', '.join(known)}"
+                else:
+                    text = readable(item["type"], item["msg"], item.get("input"), item.get("ctx") or {})
+                problems.append(Problem(f"{label} {text}", where))
+    raise RecipeError(model.__name__, problems)
 
 
 Change = tuple[list[str], Any, Where]
