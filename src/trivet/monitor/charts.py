@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from trivet.monitor.fields import write
+from trivet.monitor.fields import tick_text, ticks, write
 from trivet.monitor.panels import History, Panel, Series
-from trivet.monitor.safe_html import esc
+from trivet.monitor.safe_text import esc
 
 WIDTH, HEIGHT = 420, 224
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 20, 24
@@ -24,10 +24,9 @@ MAX_HITS = 64
 class Frame:
     """Maps data to the picture."""
 
-    def __init__(self, panel: Panel, history: History) -> None:
+    def __init__(self, panel: Panel) -> None:
         self.low, self.high = panel.limits()
-        self.first = float(history.spans[0].start)
-        self.last = float(max(history.spans[-1].stop, 1))
+        self.first, self.last = panel.ends()
         if panel.kind == "stack":  # bars need room at both ends
             half = (self.last - self.first) / max(1, 2 * len(panel.series[0].x))
             self.first, self.last = self.first - half, self.last + half
@@ -42,13 +41,13 @@ class Frame:
 
 def chart(panel: Panel, history: History) -> str:
     """A figure: caption with the last value and a legend, then the picture."""
-    frame = Frame(panel, history)
-    parts = [*_axes(panel, frame, history)]
+    frame = Frame(panel)
+    parts = [*_axes(panel, frame)]
     if panel.kind == "stack":
         parts += _bars(panel, frame)
     else:
-        for i, series in enumerate(panel.series):
-            parts += _curve(panel, series, frame, i % 8)
+        for colour, series in zip(panel.colours(), panel.series, strict=True):
+            parts += _curve(panel, series, frame, colour)
     parts += _hits(panel, frame, history)
     label = esc(f"{panel.title}, {len(panel.series)} series")
     picture = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
@@ -60,7 +59,8 @@ def _caption(panel: Panel) -> str:
     value = f'<span class="last">{esc(_number(panel, last))}</span>' if last is not None else ""
     names = ""
     if len(panel.series) > 1:
-        keys = [f'<span><i class="c{i % 8}"></i>{esc(s.name)}</span>' for i, s in enumerate(panel.series)]
+        pairs = zip(panel.colours(), panel.series, strict=True)
+        keys = [f'<span><i class="c{i}"></i>{esc(series.name)}</span>' for i, series in pairs]
         names = f'<div class="legend">{"".join(keys)}</div>'
     return f"<figcaption><h3>{esc(panel.title)}</h3>{value}{names}</figcaption>"
 
@@ -68,48 +68,25 @@ def _caption(panel: Panel) -> str:
 def _number(panel: Panel, value: float) -> str:
     if panel.unit == "percent":
         return f"{100 * value:.1f}%"
-    return write(value, panel.unit, 3)
+    return f"{value:.3g}" if panel.unit == "number" else write(value, panel.unit)
 
 
-def ticks(low: float, high: float, n: int = 4) -> list[float]:
-    """Round values within [low, high], about `n` of them."""
-    raw = (high - low) / n
-    if not raw > 0 or not math.isfinite(raw):
-        return [low]
-    unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _tick_text(panel: Panel, value: float, step: float) -> str:
-    if panel.unit in ("seconds", "rate", "count"):
-        return "0" if value == 0 else write(value, panel.unit)
-    scaled, step = (100 * value, 100 * step) if panel.unit == "percent" else (value, step)
-    sign = "%" if panel.unit == "percent" else ""
-    if abs(scaled) >= 1e5 or 0 < abs(scaled) < 1e-3:
-        return f"{scaled:.0e}".replace("e-0", "e-").replace("e+0", "e") + sign
-    decimals = max(0, min(4, -math.floor(math.log10(step) + 1e-9))) if step else 0
-    if decimals and abs(step * 10**decimals - round(step * 10**decimals)) > 1e-6:
-        decimals += 1
-    return f"{scaled:.{decimals}f}{sign}"
-
-
-def _axes(panel: Panel, frame: Frame, history: History) -> list[str]:
+def _axes(panel: Panel, frame: Frame) -> list[str]:
     out = []
-    marks = ticks(frame.low, frame.high)
+    marks = ticks(frame.low, frame.high, 5)
     gap = marks[1] - marks[0] if len(marks) > 1 else abs(marks[0])
     for value in marks:
         y = frame.y(value)
         out.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         out.append(
-            f'<text class="ty" x="{LEFT - 6}" y="{y + 3.5:.1f}">{_tick_text(panel, value, gap)}</text>'
+            f'<text class="ty" x="{LEFT - 6}" y="{y + 3.5:.1f}">{tick_text(value, panel.unit, gap)}</text>'
         )
-    for value in ticks(max(0.0, frame.first), frame.last, 5):
+    for value in ticks(max(0.0, frame.first - panel.origin), frame.last - panel.origin, 5):
         if float(value).is_integer():
             text = f"{value:.0f}" if value < 1e5 else f"{value / 1000:.0f}k"
-            out.append(f'<text class="tx" x="{frame.x(value):.1f}" y="{HEIGHT - 7}">{text}</text>')
-    for i, span in enumerate(history.spans):
+            x = frame.x(value + panel.origin)
+            out.append(f'<text class="tx" x="{x:.1f}" y="{HEIGHT - 7}">{text}</text>')
+    for i, span in enumerate(panel.spans):
         x = frame.x(span.start) if i else LEFT
         if i:
             out.append(f'<path class="stage" d="M{x:.1f} {TOP - 12}V{HEIGHT - BOTTOM}"/>')
@@ -166,16 +143,16 @@ def _curve(panel: Panel, series: Series, frame: Frame, colour: int) -> list[str]
 def _bars(panel: Panel, frame: Frame) -> list[str]:
     x = panel.series[0].x
     gap = float(np.diff(x).min()) if len(x) > 1 else 1.0
-    width = max(1.0, 0.82 * (frame.x(gap) - frame.x(0)))
+    width = max(1.0, 0.9 * (frame.x(gap) - frame.x(0)))
     out, bottom = [], np.zeros(len(x))
-    for i, series in enumerate(panel.series):
+    for colour, series in zip(panel.colours(), panel.series, strict=True):
         top = bottom + np.nan_to_num(series.y)
         rects = []
         for at, a, b in zip(x, bottom, top, strict=True):
             if b > a:
                 left = frame.x(at) - width / 2
                 rects.append(f"M{left:.1f} {frame.y(a):.1f}h{width:.1f}V{frame.y(b):.1f}h-{width:.1f}Z")
-        out.append(f'<path class="bar c{i % 8}" d="{"".join(rects)}"/>')
+        out.append(f'<path class="bar c{colour}" d="{"".join(rects)}"/>')
         bottom = top
     return out
 
@@ -198,7 +175,7 @@ def _hits(panel: Panel, frame: Frame, history: History) -> list[str]:
 def _tip(panel: Panel, history: History, place: float, x: float) -> str:
     stage, step = history.where(round(place))
     rows: list[tuple[int, str]] = [(-1, f"{stage} {step}")]
-    for i, series in enumerate(panel.series[:7]):
+    for colour, series in list(zip(panel.colours(), panel.series, strict=True))[:7]:
         finite = np.flatnonzero(np.isfinite(series.y))
         nearest = finite[np.argmin(np.abs(series.x[finite] - place))] if len(finite) else None
         if nearest is not None and (panel.kind != "points" or abs(series.x[nearest] - place) < 0.5):
@@ -208,7 +185,7 @@ def _tip(panel: Panel, history: History, place: float, x: float) -> str:
                 if math.isfinite(low) and math.isfinite(high):
                     text += f" ({_number(panel, low)} to {_number(panel, high)})"
             name = f"{series.name[:24]} " if len(panel.series) > 1 else ""
-            rows.append((i % 8, name + text))
+            rows.append((colour, name + text))
     width = 12 + 6.1 * max(len(text) for _, text in rows)
     at = x + 8 if x + 8 + width < WIDTH else max(2.0, x - 8 - width)
     lines = "".join(

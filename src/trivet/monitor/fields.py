@@ -99,6 +99,35 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def ticks(low: float, high: float, n: int = 4) -> list[float]:
+    """Round values within [low, high], about `n` of them, at equal distances."""
+    raw = (high - low) / n
+    if not raw > 0 or not math.isfinite(raw):
+        return [low]
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def tick_text(value: float, kind: Kind, step: float) -> str:
+    """A tick's label: as many decimals as the distance of ticks needs, so that no two read the same."""
+    if value == 0:
+        return "0%" if kind == "percent" else "0"
+    if kind == "seconds" and abs(value) >= 100:
+        return duration(value)
+    if kind in ("rate", "count") and abs(value) >= 1000:
+        return compact(value) if step >= 100 else f"{value:.0f}"
+    scale, sign = {"percent": (100.0, "%"), "seconds": (1.0, "s")}.get(kind, (1.0, ""))
+    value, step = value * scale, abs(step * scale) or abs(value * scale)
+    if step < 1e-3 or abs(value) >= 1e5:
+        return f"{float(f'{value:.3g}'):.2g}".replace("e-0", "e-").replace("e+0", "e") + sign
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if abs(step * 10**decimals - round(step * 10**decimals)) > 1e-6:
+        decimals += 1  # a step of 2.5
+    return f"{value:.{decimals}f}{sign}"
+
+
 def guess_kind(key: str) -> Kind:
     """How a metric that has no Field is written, from its name."""
     last = key.rsplit("/", 1)[-1]

@@ -147,10 +147,10 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     """
     merged: dict[tuple[str, int], dict[str, Any]] = {}
     for record in read_lines(Path(run_dir) / "metrics.jsonl"):
-        if not isinstance(record.get("stage"), str) or not isinstance(record.get("step"), int):
-            warnings.warn(
-                f"metrics line without stage and step left out: {record}", DamagedLine, stacklevel=2
-            )
+        kinds = {"stage": str, "step": int, "time": int | float}
+        if not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
+            text = f"a metrics line without stage, step and time was left out: {str(record)[:200]}"
+            warnings.warn(text, DamagedLine, stacklevel=2)
             continue
         old = merged.setdefault((record["stage"], record["step"]), {})
         bad = old.get("warnings", 0) + record.get("warnings", 0)

@@ -31,10 +31,13 @@ from trivet.monitor.files import (
     write_json,
 )
 from trivet.monitor.notices import Notices
+from trivet.monitor.page import report
 from trivet.monitor.progress import Bar, Board
+from trivet.monitor.run_folder import RunFolder
 from trivet.monitor.samples import SamplePages
 from trivet.monitor.summary import eval_line, first_evals, summary_rows, versions
-from trivet.monitor.terminal import StepLine, make_console, marks, printable
+from trivet.monitor.safe_text import printable
+from trivet.monitor.terminal import StepLine, make_console, marks
 from trivet.types import Rollout
 
 if TYPE_CHECKING:
@@ -228,8 +231,6 @@ class Monitor:
 
     def report(self) -> Path:
         """Write plots/ and report.html from what the run folder holds now; the report's path."""
-        from trivet.monitor.report import report
-
         with self._lock:
             self._flush_warnings()
             self._save_run()
@@ -245,9 +246,9 @@ class Monitor:
             self._flush_warnings()
             self._save_run()
             if self._logged and not self.quiet:
-                columns, rows = summary_rows(
-                    read_metrics(self.run_dir), read_json(self.run_dir / "run.json", {})
-                )
+                folder = RunFolder.read(self.run_dir)
+                seconds = {stage.name: stage.seconds for stage in folder.stages()}
+                columns, rows = summary_rows(folder.records, folder.run, seconds)
                 self._print(_rich_table("Summary", columns, rows))
             self._metrics.close()
             self._events.close()

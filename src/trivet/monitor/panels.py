@@ -31,12 +31,22 @@ class Series:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     smooth: np.ndarray | None = None
+    grey: bool = False
 
     @property
     def last(self) -> float | None:
         """The last value; None without any."""
         finite = self.y[np.isfinite(self.y)]
         return float(finite[-1]) if len(finite) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stage's place on the common step axis: from `start` (its step 0) to `stop`."""
+
+    name: str
+    start: int
+    stop: int
 
 
 @dataclass(slots=True)
@@ -48,6 +58,21 @@ class Panel:
     kind: Literal["line", "points", "stack"]
     unit: Kind
     series: list[Series] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    def ends(self) -> tuple[float, float]:
+        """The x axis: the stages that have something to show."""
+        first = float(self.spans[0].start)
+        return first, max(float(self.spans[-1].stop), first + 1)
+
+    def colours(self) -> list[int]:
+        """A number from 0 to 7 for each series; 7 is grey."""
+        return [7 if series.grey else i % 7 for i, series in enumerate(self.series)]
+
+    @property
+    def origin(self) -> int:
+        """What the labels of the x axis count from: a panel of one stage counts that stage's own steps."""
+        return self.spans[0].start if len(self.spans) == 1 else 0
 
     def limits(self) -> tuple[float, float]:
         """The y axis: robust against a few spikes, with 0 in it where that costs little."""
@@ -68,16 +93,10 @@ class Panel:
         if low > 0 and low < 0.6 * high:
             low = 0.0
         gap = (high - low) or abs(high) * 0.1 or 1.0
-        return (low - 0.06 * gap if low else 0.0), high + 0.06 * gap
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stage's place on the common step axis: from `start` (its step 0) to `stop`."""
-
-    name: str
-    start: int
-    stop: int
+        top = high + 0.06 * gap
+        if self.unit == "percent" and 0.7 < high <= 1:
+            top = 1.03
+        return (low - 0.06 * gap if low else 0.0), top
 
 
 _LINES: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
@@ -138,17 +157,36 @@ class History:
         y = np.array([np.nan if v is None or v is _ABSENT else v for v in values], np.float64)
         return self.x[self._order][has], y[has], self._stage[self._order][has]
 
-    def series(self, key: str, name: str, *, thin: bool = True) -> Series | None:
-        """The curve of a metric, broken between stages; None when it has no finite value."""
+    def series(self, key: str, name: str, only: int | None = None) -> Series | None:
+        """The curve of a metric (of stage number `only`), broken between stages; None without a value."""
         x, y, stage = self.column(key)
+        if only is not None:
+            x, y, stage = x[stage == only], y[stage == only], stage[stage == only]
         if not np.isfinite(y).any():
             return None
         parts = []
         for i in np.unique(stage):
             own = stage == i
-            room = max(8, round(MAX_POINTS * own.mean())) if thin else len(x)
-            parts.append(_thin(x[own], y[own], room))
+            parts.append(_thin(x[own], y[own], max(8, round(MAX_POINTS * own.mean()))))
         return _joined(name, parts)
+
+    def spread(self, key: str) -> dict[int, float]:
+        """stage number -> the middle nine tenths of a metric's range in it."""
+        _, y, stage = self.column(key)
+        out = {}
+        for i in np.unique(stage).tolist():
+            own = y[(stage == i) & np.isfinite(y)]
+            if len(own):
+                out[i] = float(np.quantile(own, 0.95) - np.quantile(own, 0.05))
+        return out
+
+    def covered(self, panel: Panel) -> list[Span]:
+        """From the first to the last stage in which a panel shows anything."""
+        finite = np.concatenate([s.x[np.isfinite(s.y)] for s in panel.series])
+        first, last = finite.min(), finite.max()
+        kept = [s for s in self.spans if s.stop > first or s.start == s.stop == first]
+        kept = [s for s in kept if s.start < last or s.start == s.stop == last] or kept[:1]
+        return kept or self.spans[-1:]
 
     def where(self, x: int) -> tuple[str, int]:
         """(stage, step) of a place on the axis."""
@@ -180,7 +218,12 @@ def _thin(x: np.ndarray, y: np.ndarray, room: int) -> Series:
 
 
 def _smooth(y: np.ndarray) -> np.ndarray:
-    """An exponential moving average over about a fortieth of the run, unbiased at its start."""
+    """A moving average over about a fortieth of the run, forwards and backwards: it lags neither way."""
+    return (_average(y) + _average(y[::-1])[::-1]) / 2
+
+
+def _average(y: np.ndarray) -> np.ndarray:
+    """The exponential moving average of the finite values, unbiased at its start."""
     keep = 1.0 - 1.0 / max(4.0, len(y) / 40)
     mean, weight = 0.0, 0.0
     out = np.empty(len(y))
@@ -221,19 +264,37 @@ def panels(history: History) -> list[Panel]:
     """All panels that have data, evaluations first."""
     found = _evaluations(history)
     for id_, title, lines in _LINES:
-        unit = guess_kind(lines[0][0])
-        panel = Panel(id_, title, "line", unit)
-        for key, name in lines:
-            curve = history.series(key, name)
-            if curve is not None and (key not in _QUIET or np.nanmax(curve.y) > 0):
-                panel.series.append(curve)
-        if panel.series:
-            found.append(panel)
+        spreads = history.spread(lines[0][0]) if id_ in _SPLIT else {}
+        widest = max(spreads.values(), default=0.0)
+        if len(spreads) > 1 and any(8 * spread < widest for spread in spreads.values()):
+            # One axis would flatten a stage (a loss of SFT beside one of RL): a panel for each.
+            for i in spreads:
+                name = history.spans[i].name
+                found += _lines(history, _id(id_, name), f"{title}, {name}", lines, only=i)
+        else:
+            found += _lines(history, id_, title, lines)
         if id_ == "reward":
             found += _reward_parts(history)
-    return found + _times(history)
+    found += _times(history)
+    for panel in found:
+        panel.spans = panel.spans or history.covered(panel)
+    return found
 
 
+def _lines(
+    history: History, id_: str, title: str, lines: Sequence[tuple[str, str]], only: int | None = None
+) -> list[Panel]:
+    panel = Panel(id_, title, "line", guess_kind(lines[0][0]))
+    for key, name in lines:
+        curve = history.series(key, name, only)
+        if curve is not None and (key not in _QUIET or np.nanmax(curve.y) > 0):
+            panel.series.append(curve)
+    if only is not None:
+        panel.spans = [history.spans[only]]
+    return [panel] if panel.series else []
+
+
+_SPLIT = {"loss", "grad_norm", "length"}
 _QUIET = {"rollout/truncated", "rollout/unscored", "rollout/no_signal", "rollout/lag"}
 
 
@@ -311,7 +372,7 @@ def _times(history: History) -> list[Panel]:
     names = [k.removeprefix("time/") for k in keys]
     if rest.sum() > 0.02 * max(whole.sum(), 1e-9):
         table, names = np.column_stack([table, rest]), [*names, "other"]
-    order = np.argsort(-table.sum(0), kind="stable")
+    order = sorted(range(len(names)), key=lambda i: (names[i] == "other", -table[:, i].sum()))
     starts = np.unique(np.linspace(0, len(x), min(MAX_BARS, len(x)) + 1).astype(int)[:-1])
     counts = np.diff(np.append(starts, len(x)))
     means = np.add.reduceat(table, starts, axis=0) / counts[:, None]
@@ -320,4 +381,6 @@ def _times(history: History) -> list[Panel]:
     if len(curves) > 7:
         others = np.sum([c.y for c in curves[6:]], axis=0)
         curves = [*curves[:6], Series("other", middle, others)]
+    for curve in curves:
+        curve.grey = curve.name == "other"
     return [Panel("time", "Seconds a step", "stack", "seconds", curves)] if curves else []

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trivet.monitor.fields import write
-from trivet.monitor.panels import History, Panel, Series
+from trivet.monitor.fields import tick_text, ticks
+from trivet.monitor.panels import Panel, Series
 
 COLOURS = ("#2f6bd8", "#d9730d", "#0f8b8d", "#8a55d7", "#c9356e", "#6f7d00", "#8c6d5a", "#5f6b7a")
 _STYLE: Any = {
@@ -37,7 +37,7 @@ _STYLE: Any = {
 }
 
 
-def draw_plots(history: History, panels: list[Panel], folder: Path) -> list[Path]:
+def draw_plots(panels: list[Panel], folder: Path) -> list[Path]:
     """Draw every panel as SVG and PNG into `folder`; the files. Plots that have no data now go."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -49,7 +49,7 @@ def draw_plots(history: History, panels: list[Panel], folder: Path) -> list[Path
         for panel in panels:
             figure = Figure(figsize=(7.2, 3.9), dpi=150, layout="constrained")
             FigureCanvasAgg(figure)
-            _draw(figure.add_subplot(), history, panel)
+            _draw(figure.add_subplot(), panel)
             for suffix in ("svg", "png"):
                 path = folder / f"{panel.id}.{suffix}"
                 figure.savefig(path, metadata={"Date": None} if suffix == "svg" else None)
@@ -60,29 +60,30 @@ def draw_plots(history: History, panels: list[Panel], folder: Path) -> list[Path
     return written
 
 
-def _draw(axes: Any, history: History, panel: Panel) -> None:
+def _draw(axes: Any, panel: Panel) -> None:
     if panel.kind == "stack":
         _bars(axes, panel)
     else:
-        for series, colour in zip(panel.series, _cycle(len(panel.series)), strict=True):
-            _curve(axes, panel, series, colour)
+        for series, colour in zip(panel.series, panel.colours(), strict=True):
+            _curve(axes, panel, series, COLOURS[colour])
     axes.set_title(panel.title, color="#111827")
     axes.set_xlabel("step")
-    axes.set_ylim(*panel.limits())
-    left, right = history.spans[0].start, max(history.spans[-1].stop, 1)
+    low, high = panel.limits()
+    axes.set_ylim(low, high)
+    places = ticks(low, high, 5)
+    gap = places[1] - places[0] if len(places) > 1 else abs(places[0])
+    axes.set_yticks(places, [tick_text(place, panel.unit, gap) for place in places])
+    left, right = panel.ends()
     pad = 0.02 * (right - left)
     axes.set_xlim(left - pad, right + pad)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    steps = [place for place in ticks(0.0, right - panel.origin, 6) if float(place).is_integer()]
+    steps = [place for place in steps if place + panel.origin >= left]
+    axes.set_xticks([place + panel.origin for place in steps], [f"{place:.0f}" for place in steps])
     axes.grid(visible=False, axis="x")
     axes.tick_params(length=0)
-    axes.yaxis.set_major_formatter(lambda value, _: write(value, panel.unit, 3) if value else "0")
-    _stages(axes, history)
+    _stages(axes, panel)
     if len(panel.series) > 1:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.2)
-
-
-def _cycle(n: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(n)]
 
 
 def _curve(axes: Any, panel: Panel, series: Series, colour: str) -> None:
@@ -107,18 +108,18 @@ def _bars(axes: Any, panel: Panel) -> None:
     bottom = np.zeros(len(panel.series[0].x))
     x = panel.series[0].x
     width = 0.85 * float(np.diff(x).min()) if len(x) > 1 else 0.85
-    for series, colour in zip(panel.series, _cycle(len(panel.series)), strict=True):
-        axes.bar(x, series.y, width, bottom, color=colour, label=series.name)
+    for series, colour in zip(panel.series, panel.colours(), strict=True):
+        axes.bar(x, series.y, width, bottom, color=COLOURS[colour], label=series.name)
         bottom += series.y
 
 
-def _stages(axes: Any, history: History) -> None:
+def _stages(axes: Any, panel: Panel) -> None:
     """A line where a stage begins, its name above the frame."""
-    right = max(history.spans[-1].stop, 1)
-    for i, span in enumerate(history.spans):
+    left, right = panel.ends()
+    for i, span in enumerate(panel.spans):
         if i:
             axes.axvline(span.start, color="#9aa3af", linewidth=0.9, linestyle=(0, (3, 3)))
-        share = (max(span.stop, span.start + 1) - span.start) / right
+        share = (max(span.stop, span.start + 1) - span.start) / (right - left)
         room = math.floor(share * 70)
         name = span.name if len(span.name) <= room else span.name[: max(0, room - 1)] + "…"
         if room >= 2:

@@ -67,7 +67,7 @@ class RunFolder:
             run,
             read_metrics(path),
             read_lines(path / "events.jsonl"),
-            read_json(path / "tables.json", []),
+            [t for t in read_json(path / "tables.json", []) if {"title", "columns", "rows"} <= set(t)],
             text,
         )
 

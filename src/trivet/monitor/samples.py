@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trivet.monitor.files import read_lines, write_text
+from trivet.monitor.safe_text import printable
 from trivet.types import Message, Pending, Rollout, Scored, Unscored, reward_to_dict
 
 _PAGE = re.compile(r"step_(\d+)(_eval)?\.jsonl")
@@ -21,7 +22,7 @@ class SamplePages:
 
     def __init__(self, folder: Path, *, every: int, size: int) -> None:
         self.folder, self.every, self.size = folder, every, size
-        self._shown: dict[tuple[str, str], set[str]] = {}
+        self._shown: dict[tuple[str, str], dict[str, None]] = {}
 
     def write(self, stage: str, step: int, rollouts: Sequence[Rollout], *, force: bool = False) -> list[Path]:
         """Store what is due; the Markdown files written."""
@@ -35,12 +36,25 @@ class SamplePages:
     def _due(self, stage: str, role: str, step: int, force: bool) -> bool:
         if force or self.every == 0:
             return force
-        return role == "eval" or (stage, role) not in self._shown or step % self.every == 0
+        return role == "eval" or not self._seen(stage, role) or step % self.every == 0
+
+    def _seen(self, stage: str, role: str) -> dict[str, None]:
+        """Tasks shown before, oldest first; evaluations are compared through all stages."""
+        key = ("*" if role == "eval" else stage, role)
+        if key not in self._shown:
+            pages = self.folder.glob(f"{key[0]}/step_*{'_eval' if role == 'eval' else ''}.jsonl")
+            own = [
+                p for p in pages if (match := _PAGE.fullmatch(p.name)) and bool(match[2]) == (role == "eval")
+            ]
+            own.sort(key=lambda page: page.stat().st_mtime)
+            tasks = (str(sample.get("task")) for page in own for sample in read_lines(page))
+            self._shown[key] = dict.fromkeys(tasks)
+        return self._shown[key]
 
     def _page(self, stage: str, step: int, role: str, rollouts: Sequence[Rollout]) -> Path:
-        seen = self._shown.setdefault((stage, role), set())
-        chosen = choose(rollouts, self.size, seen)
-        seen.update(r.task.id for r in chosen)
+        seen = self._seen(stage, role)
+        chosen = choose(rollouts, self.size, list(seen), compare=role == "eval")
+        seen.update(dict.fromkeys(r.task.id for r in chosen))
         path = self.folder / stage / f"step_{step:06d}{'_eval' if role == 'eval' else ''}.jsonl"
         new = [record(stage, step, r) for r in chosen]
         keys = {_identity(r) for r in new}
@@ -58,26 +72,30 @@ class SamplePages:
             if match and not stays({"stage": path.parent.name, "step": int(match[1])}):
                 path.with_suffix(".md").unlink(missing_ok=True)
                 path.unlink()
+        self._shown.clear()
 
 
 def _identity(sample: Mapping[str, Any]) -> tuple[Any, ...]:
     return sample.get("task"), sample.get("attempt"), sample.get("player"), sample.get("source")
 
 
-def choose(rollouts: Sequence[Rollout], size: int, seen: set[str]) -> list[Rollout]:
-    """`size` rollouts of different tasks where possible: tasks shown before first, then over all scores.
+def choose(
+    rollouts: Sequence[Rollout], size: int, seen: Sequence[str] = (), *, compare: bool = False
+) -> list[Rollout]:
+    """`size` rollouts of different tasks where possible: tasks `seen` before first, then over all scores.
 
     Showing a task again lets a reader compare; spreading over the scores shows failures and successes.
+    With `compare` each task shows its first attempt, so that before and after are alike.
     """
     ordered = sorted(rollouts, key=lambda r: (r.score is None, -(r.score or 0.0), r.task.id, r.attempt))
-    known = {r.task.id: r for r in reversed(ordered) if r.task.id in seen}
-    chosen = list(known.values())[:size]
+    first = {r.task.id: r for r in sorted(ordered, key=lambda r: -r.attempt)}
+    chosen = [first[task] for task in seen if task in first][:size]
     tasks = {r.task.id for r in chosen}
-    fresh = list({r.task.id: r for r in _spread(ordered) if r.task.id not in tasks}.values())
-    rest = [r for r in ordered if not any(r is c for c in [*chosen, *fresh])]
-    return (
-        _even(chosen, size) + _even(fresh, size - len(chosen)) + _even(rest, size - len(chosen) - len(fresh))
-    )
+    candidates = [first[task] for task in dict.fromkeys(r.task.id for r in ordered)]
+    fresh = [r for r in (candidates if compare else _spread(ordered)) if r.task.id not in tasks]
+    chosen += _even(fresh, size - len(chosen))
+    rest = [r for r in ordered if not any(r is c for c in chosen)]
+    return chosen + _even(rest, size - len(chosen))
 
 
 def _spread(ordered: list[Rollout]) -> list[Rollout]:
@@ -110,7 +128,7 @@ def split(rollout: Rollout) -> tuple[list[Message], list[Message]]:
 def record(stage: str, step: int, rollout: Rollout) -> dict[str, Any]:
     """One rollout as a JSON-able sample."""
     prompt, answer = split(rollout)
-    return {
+    sample = {
         "stage": stage,
         "step": step,
         "task": rollout.task.id,
@@ -129,6 +147,8 @@ def record(stage: str, step: int, rollout: Rollout) -> dict[str, Any]:
         "seconds": {k: round(v, 3) for k, v in rollout.timings.items()},
         "summary": reward_text(rollout),
     }
+    # What is no JSON (NaN in a payload, foreign objects) becomes text: a page must always be readable.
+    return json.loads(json.dumps(sample, default=str), parse_constant=str)
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -169,6 +189,7 @@ def reward_text(rollout: Rollout) -> str:
 def fenced(text: str) -> str:
     """A Markdown code block that no run of backticks in `text` can end."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    text = printable(text)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
 
@@ -191,8 +212,9 @@ def markdown(stage: str, step: int, role: str, samples: Sequence[Mapping[str, An
     lines = [f"# {stage}, step {step}: {what}", ""]
     for i, sample in enumerate(samples, start=1):
         place = " ".join(part for part in (sample["env"], sample["taskset"]) if part)
+        place = f"{place} {sample['task']}"
         lines += [
-            f"## {i}. `{sample['task']}` ({place})",
+            f"## {i}. {_inline(place)}",
             "",
             f"- reward: {_inline(sample['summary'])}",
             f"- ended: {sample['termination']}, {sample['tokens']} tokens sampled",
@@ -210,7 +232,7 @@ def markdown(stage: str, step: int, role: str, samples: Sequence[Mapping[str, An
 
 def _inline(text: str) -> str:
     """One line of code-quoted Markdown."""
-    text = " ".join(text.split())
+    text = " ".join(printable(text).split())
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     ticks = "`" * (longest + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""

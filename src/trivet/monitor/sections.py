@@ -11,15 +11,15 @@ from trivet.monitor.charts import chart, spark
 from trivet.monitor.fields import compact, duration, write_metric
 from trivet.monitor.panels import History, Panel
 from trivet.monitor.run_folder import Page, RunFolder, by_task, first_and_last
-from trivet.monitor.safe_html import esc
+from trivet.monitor.safe_text import esc
 from trivet.monitor.samples import content_text, shorten
 from trivet.monitor.summary import (
     change,
     eval_metrics,
     interval,
+    last_steps,
     main_metric,
     run_seconds,
-    stage_spans,
     write_eval,
 )
 
@@ -87,7 +87,7 @@ def _card(name: str, history: list[dict[str, Any]]) -> str:
     mood = {1: "good", -1: "bad", 0: ""}[sign]
     before = f'<span class="before">{esc(write_eval(key, old))}</span><span class="arrow">→</span>'
     bounds = interval(last, key)
-    note = f"95% interval {write_eval(key, bounds[0])} to {write_eval(key, bounds[1])}" if bounds else ""
+    note = f"interval {write_eval(key, bounds[0])} to {write_eval(key, bounds[1])}" if bounds else ""
     if last.get("count"):
         note += ("<br>" if note else "") + f"{compact(last['count'])} rollouts"
     values = [m[key] for m in history if m.get(key) is not None]
@@ -102,7 +102,7 @@ def _card(name: str, history: list[dict[str, Any]]) -> str:
 
 def _numbers(folder: RunFolder) -> list[tuple[str, str]]:
     records = folder.records
-    steps = sum(last for last, _, _ in stage_spans(records).values())
+    steps = sum(last_steps(records).values())
 
     def values(key: str) -> list[float]:
         return [r[key] for r in records if r.get(key) is not None]
@@ -165,7 +165,7 @@ def _cell(tag: str, value: Any, right: bool) -> str:
 
 def stages(folder: RunFolder) -> str:
     """A bar of where the time went and a row for each stage."""
-    found, spans = folder.stages(), stage_spans(folder.records)
+    found, steps = folder.stages(), last_steps(folder.records)
     if not found:
         return ""
     bars = "".join(
@@ -181,7 +181,7 @@ def stages(folder: RunFolder) -> str:
             + (f" {chip('ended early: ' + shorten(stage.ended, 300), 'bad')}" if stage.ended else ""),
             "from": esc(stage.source),
             "until": esc(stage.until),
-            "steps": f"{spans.get(stage.name, (0,))[0]:,}",
+            "steps": f"{steps.get(stage.name, 0):,}",
             "took": duration(stage.seconds),
         }
         right = ("steps", "took")

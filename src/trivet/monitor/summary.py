@@ -30,9 +30,9 @@ def eval_metrics(record: Values) -> dict[str, dict[str, Any]]:
     """taskset -> metric -> value of one metrics record."""
     found: dict[str, dict[str, Any]] = {}
     for key, value in record.items():
-        if key.startswith("eval/"):
-            _, name, metric = key.split("/", 2)
-            found.setdefault(name, {})[metric] = value
+        parts = key.split("/", 2)
+        if parts[0] == "eval" and len(parts) == 3:
+            found.setdefault(parts[1], {})[parts[2]] = value
     return found
 
 
@@ -112,13 +112,12 @@ def write_eval(key: str, value: float | None) -> str:
     return write(value, "number", 1) if key == "length" else write_metric(key, value)
 
 
-def stage_spans(records: Sequence[Values]) -> dict[str, tuple[int, float, float]]:
-    """stage -> (last step, first time, last time)."""
-    spans: dict[str, tuple[int, float, float]] = {}
+def last_steps(records: Sequence[Values]) -> dict[str, int]:
+    """stage -> its last step."""
+    steps: dict[str, int] = {}
     for record in records:
-        step, start, _ = spans.get(record["stage"], (0, record["time"], 0.0))
-        spans[record["stage"]] = (max(step, record["step"]), start, record["time"])
-    return spans
+        steps[record["stage"]] = max(steps.get(record["stage"], 0), record["step"])
+    return steps
 
 
 def run_seconds(run: Values) -> float:
@@ -126,12 +125,14 @@ def run_seconds(run: Values) -> float:
     return sum(max(0.0, s.get("end", 0.0) - s.get("start", 0.0)) for s in run.get("sessions", []))
 
 
-def summary_rows(records: Sequence[Values], run: Values) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of the final table: stages, then evaluations before and after."""
+def summary_rows(
+    records: Sequence[Values], run: Values, seconds: Mapping[str, float]
+) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of the final table: stages (and the `seconds` each took), evaluations, the run."""
     rows = []
-    for stage, (step, start, end) in stage_spans(records).items():
+    for stage, step in last_steps(records).items():
         own = [r for r in records if r["stage"] == stage]
-        rows.append([f"{stage} ({step} steps, {duration(end - start)})", *_first_and_last(own)])
+        rows.append([f"{stage} ({step} steps, {duration(seconds.get(stage, 0.0))})", *_first_and_last(own)])
     last: dict[str, dict[str, Any]] = {}
     for record in records:
         last |= eval_metrics(record)

@@ -92,11 +92,6 @@ def marks(console: Console) -> dict[str, str]:
     return {"up": "^", "down": "v", "arrow": "->", "warn": "!", "times": "x", "rule": "-", "dot": "-"}
 
 
-def printable(text: str) -> str:
-    """Text without control characters: what a model wrote must not drive the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
-
-
 class StepLine:
     """Formats the line of a step for one stage.
 

@@ -11,7 +11,7 @@ from trivet.monitor import sections
 from trivet.monitor.files import write_text
 from trivet.monitor.panels import History, Panel, panels
 from trivet.monitor.run_folder import RunFolder
-from trivet.monitor.safe_html import esc
+from trivet.monitor.safe_text import esc
 
 # No script, no request, nothing from elsewhere: what a model wrote stays text even if escaping had a hole.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -26,18 +26,18 @@ def report(run_dir: str | Path, *, plots: bool = True) -> Path:
     folder = RunFolder.read(Path(run_dir))
     history = History(folder.records) if folder.records else None
     shown = panels(history) if history is not None else []
-    if plots and history is not None and shown:
-        _plots(history, shown, folder.path / "plots")
+    if plots and shown:
+        _plots(shown, folder.path / "plots")
     path = folder.path / "report.html"
     write_text(path, page(folder, history, shown))
     return path
 
 
-def _plots(history: History, shown: list[Panel], folder: Path) -> None:
+def _plots(shown: list[Panel], folder: Path) -> None:
     try:
         from trivet.monitor.plots import draw_plots
 
-        draw_plots(history, shown, folder)
+        draw_plots(shown, folder)
     except ImportError as error:
         warnings.warn(f"no plots were drawn: matplotlib cannot be imported ({error})", stacklevel=3)
 

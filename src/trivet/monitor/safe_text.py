@@ -1,4 +1,4 @@
-"""Text on its way into a page. Model output is hostile: nothing reaches the report but through `esc`."""
+"""Text on its way to a person. Model output is hostile: `printable` for terminals, `esc` for the report."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ _HIDDEN = {
 _VISIBLE = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _HIDDEN}
 
 
+def printable(text: str) -> str:
+    """Text without control characters: what a model wrote must not drive the terminal."""
+    return text.translate(_VISIBLE)
+
+
 def esc(value: Any) -> str:
     """`value` as text that is safe in element content and in quoted attributes."""
-    text = str(value).translate(_VISIBLE)
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
+    text = printable(str(value)).encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
     return html.escape(text, quote=True)
