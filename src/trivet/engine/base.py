@@ -33,9 +33,9 @@ class Sampling:
     """How one request is sampled.
 
     In training only `temperature` may differ from its default: log-probabilities are of softmax(logits /
-    temperature) over the whole vocabulary. `temperature=0` is greedy (log-probabilities then of softmax(logits)).
-    `top` asks for the k largest log-probabilities per position. `order` sorts admission in a
-    deterministic engine: (issue, attempt, turn).
+    temperature) over the whole vocabulary. `temperature=0` is greedy (log-probabilities then of
+    softmax(logits)). `top` asks for the k largest log-probabilities per position. `order` sorts admission in
+    a deterministic engine: (issue, attempt, turn).
     """
 
     max_tokens: int
