@@ -11,7 +11,8 @@ from trivet.types import Message, Reward, Rollout, Task
 
 @register_env("math")
 class Math(SingleTurn):
-    """Reward 1 when the last box equals `payload["answer"]`, else 0.
+    """Reward 1 when the last box equals `payload["answer"]`, else 0. With `payload["match"]` "exact" equality
+    is letter by letter.
 
     `fallback` accepts answers without a box, see `MathVerifier`; `workers` and `limit_s` are of its
     processes.
@@ -22,7 +23,8 @@ class Math(SingleTurn):
         self.verifier = MathVerifier(fallback=fallback, workers=workers, limit_s=limit_s)
 
     async def score(self, task: Task, message: Message, rollout: Rollout) -> Reward:
-        return await self.verifier.verify(message.text, task.payload.get("answer"))
+        exact = task.payload.get("match") == "exact"
+        return await self.verifier.verify(message.text, task.payload.get("answer"), exact=exact)
 
     async def __aexit__(self, *exc: object) -> None:
         await self.verifier.__aexit__(*exc)

@@ -69,7 +69,9 @@ def extract(text: str, fallback: Fallback = "none") -> str | None:
     phrases = _PHRASE.findall(text)
     if phrases:
         return phrases[-1].strip().rstrip(".")
-    numbers = _LAST_NUMBER.findall(text) if fallback == "number" else []
+    if fallback != "number":
+        return None
+    numbers = _LAST_NUMBER.findall(text)
     return numbers[-1].rstrip(",.") if numbers else None
 
 

@@ -66,14 +66,20 @@ class MathVerifier:
         )
         self._verdicts: OrderedDict[tuple[str, str], dict[str, bool]] = OrderedDict()
 
-    async def verify(self, text: str, gold: Any) -> Reward:
-        """The reward of an answer. `gold`: text (LaTeX or plain), a number, or a list of alternatives."""
+    async def verify(self, text: str, gold: Any, *, exact: bool = False) -> Reward:
+        """The reward of an answer. `gold`: text (LaTeX or plain), a number, or a list of alternatives.
+
+        `exact` answers are words or lists, not mathematics: compared letter by letter, but for blanks at
+        the ends and doubled ones.
+        """
         golds = gold_answers(gold)
         if not golds:
             return Unscored("no_gold", f"the task has no usable answer: payload.answer is {gold!r}")
         found = answers.extract(text, self.fallback)
         if found is None:
             return Scored(0.0, {"boxed": 0.0})
+        if exact:
+            return _score(any(found.split() == one.split() for one in golds))
         verdicts = [await self._compare(one, found) for one in golds]
         for verdict in verdicts:
             if isinstance(verdict, Scored) and verdict.value == 1.0:

@@ -1,0 +1,105 @@
+"""One taskset of a recipe, read or generated."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from trivet.recipe import schema
+from trivet.tasks.base import Taskset, TasksetError, fingerprint
+from trivet.tasks.fields import Dropped, FieldMap
+from trivet.tasks.readers import SUFFIXES, Record, looks_like_file, read_files, read_hub
+from trivet.types import Task
+
+_GENERATED = "generated:"
+
+
+def load_tasks(config: schema.Tasks, *, seed: int = 0) -> Taskset:
+    """The taskset that `config` describes.
+
+    `skip` and `limit` count rows of the source in its own order; what is left is then shuffled by `seed`.
+    Raises TasksetError.
+    """
+    where = f"tasks {config.name or config.source!r}: "
+    dropped: Counter[str] = Counter()
+    try:
+        tasks = _generated(config) if config.source.startswith(_GENERATED) else _read(config, dropped)
+    except TasksetError as error:
+        raise TasksetError(where + str(error)) from error
+    if not tasks:
+        causes = ", ".join(f"{cause}: {n}" for cause, n in dropped.items())
+        raise TasksetError(f"{where}no task is left" + (f" (dropped: {causes})" if causes else ""))
+    if config.shuffle:
+        random.Random(f"{seed}/{config.name or config.source}").shuffle(tasks)
+    return Taskset(taskset_name(config), tasks, fingerprint(tasks), dict(dropped))
+
+
+def taskset_name(config: schema.Tasks) -> str:
+    """`name`, else what the source is called without folder and ending."""
+    if config.name:
+        return config.name
+    last = config.source.removeprefix(_GENERATED).rstrip("/").rsplit("/", 1)[-1]
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        last = last.removesuffix(suffix)
+    return re.sub(r"[^\w.-]+", "_", last).strip("_") or "tasks"
+
+
+def _generated(config: schema.Tasks) -> list[Task]:
+    from trivet.tasks.generated import generate
+
+    if config.fields or config.subset:
+        raise TasksetError("fields and subset are for files and hub data sets; a generator takes args")
+    tasks = generate(config)
+    stop = None if config.limit is None else config.skip + config.limit
+    return tasks[config.skip : stop]
+
+
+def records(source: str, subset: str | None, split: str) -> Iterator[Record]:
+    """Rows of a file, a glob, or (where no such file is) a hub data set."""
+    if looks_like_file(source):
+        return read_files(source)
+    parent = Path(source).expanduser().parent
+    if source.startswith((".", "/", "~")) or (len(Path(source).parts) > 2 and parent.is_dir()):
+        return read_files(source)  # which says that there is no such file
+    return read_hub(source, subset, split)
+
+
+def _read(config: schema.Tasks, dropped: Counter[str]) -> list[Task]:
+    if config.args:
+        raise TasksetError(f"args are for generated tasksets; {config.source!r} is read")
+    rows = iter(records(config.source, config.subset, config.split))
+    first = next(rows, None)
+    if first is None:
+        raise TasksetError(f"{config.source}: it is empty")
+    fields = FieldMap(config, first)
+    stop = None if config.limit is None else config.skip + config.limit
+
+    def every() -> Iterator[Record]:
+        yield first
+        yield from rows
+
+    tasks: list[Task] = []
+    places: dict[str, str] = {}
+    for record in islice(every(), config.skip, stop):
+        try:
+            task = fields.task(record)
+        except Dropped as cause:
+            dropped[str(cause)] += 1
+            continue
+        if task.id in places:
+            if "id" in fields.columns:
+                raise TasksetError(
+                    f"id {task.id!r} stands at {places[task.id]} and at {record.place}; ids must differ "
+                    "(or leave fields.id out: ids are then made from the content)"
+                )
+            dropped["duplicate"] += 1
+            continue
+        places[task.id] = record.place
+        tasks.append(task)
+    if not tasks and not dropped:
+        raise TasksetError(f"{config.source}: skip={config.skip} leaves no row")
+    return tasks
