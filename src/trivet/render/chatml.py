@@ -92,7 +92,9 @@ class ChatML:
     def _special(self, token: str) -> int:
         ids = self._encode(token)
         if len(ids) != 1:
-            raise RenderError(f"{token} is {len(ids)} tokens for the tokenizer of {self.template.name}, not one")
+            raise RenderError(
+                f"{token} is {len(ids)} tokens for the tokenizer of {self.template.name}, not one"
+            )
         return ids[0]
 
     def _encode(self, text: str) -> list[int]:
@@ -136,8 +138,9 @@ class ChatML:
         for part, support in (("reasoning", self.glue.reasoning), ("tool_calls", self.glue.calls)):
             if support == "no" and getattr(message, part):
                 raise RenderError(
-                    f"message {index}: the chat template of {self.template.name} writes {part} in a way of its "
-                    "own, which the chatml renderer does not know: name the model's family (policy: renderer:)"
+                    f"message {index}: the chat template of {self.template.name} writes {part} in a way of "
+                    "its own, which the chatml renderer does not know: name the model's family "
+                    "(policy: renderer:)"
                 )
         content = message.text.strip() if self.glue.strip["assistant"] else message.text
         self._answer_prompt(out, index)
@@ -176,8 +179,8 @@ class ChatML:
                 self._answer(out, message, index)
             elif message.role == "system" and not self.glue.late_system:
                 raise RenderError(
-                    f"message {index}: the chat template of {self.template.name} takes a system message at the "
-                    "start only: move its text into a user message"
+                    f"message {index}: the chat template of {self.template.name} takes a system message at "
+                    "the start only: move its text into a user message"
                 )
             else:
                 self._turn(out, message.role, message.text, index, Origin.MESSAGE)
@@ -192,8 +195,8 @@ class ChatML:
             return system if system is not None else self.glue.default_system
         if self.glue.tools == "no":
             raise RenderError(
-                f"the chat template of {self.template.name} offers tools in a way that the chatml renderer does "
-                "not know: name the model's family (policy: renderer:)"
+                f"the chat template of {self.template.name} offers tools in a way that the chatml renderer "
+                "does not know: name the model's family (policy: renderer:)"
             )
         if self.glue.tools == "inline":
             base = system if system is not None else self.glue.default_system
@@ -204,7 +207,9 @@ class ChatML:
             glue = (self.glue.start, header["system"], header["user"], self.glue.close + self.glue.after)
             text = system_with_tools(self.template, glue, tools, system)
             if text is None:
-                raise RenderError(f"the chat template of {self.template.name} offers these tools in an odd place")
+                raise RenderError(
+                    f"the chat template of {self.template.name} offers these tools in an odd place"
+                )
             self._tools_cache[key] = text
         return self._tools_cache[key]
 
@@ -258,7 +263,7 @@ class ChatML:
     # -- the check -------------------------------------------------------------------------------
 
     def _verify(self) -> None:
-        """Compare with the official ids on probe conversations. Raises RenderError at the first difference."""
+        """Compare with the official ids on probe conversations. Raises RenderError where they differ."""
         system = Message("system", "Be brief.\n\nAnswer in French.")
         user, again = Message("user", "What is 12 + 7?\n  a) 19\tb) 91"), Message("user", " Größe? 東京 ")
         answer, last = Message("assistant", "It is 19."), Message("assistant", "Yes.\n\nIt is.\n")
@@ -276,8 +281,8 @@ class ChatML:
         at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(official)))
         near = slice(max(0, at - 4), at + 6)
         raise RenderError(
-            f"the chat template of {self.template.name} differs from ChatML as trivet renders it, first at token "
-            f"{at}: the template has {self.decode(np.asarray(official[near]))!r} {official[near]}, trivet "
-            f"{self.decode(np.asarray(ours[near]))!r} {ours[near]}. Name the model's family (policy: renderer:)"
+            f"the chat template of {self.template.name} differs from ChatML as trivet renders it, first at "
+            f"token {at}: the template has {self.decode(np.asarray(official[near]))!r} {official[near]}, "
+            f"trivet {self.decode(np.asarray(ours[near]))!r} {ours[near]}. Name the model's family "
+            "(policy: renderer:)"
         )
-

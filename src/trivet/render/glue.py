@@ -1,8 +1,8 @@
 """What a ChatML template puts around messages, read from its behaviour.
 
 The template is shown conversations whose contents are marks (`QUSERQ` ...); what stands between the marks is
-the glue. Nothing is assumed about its source text, and what does not fit the ChatML shape is an error that says
-what was found.
+the glue. Nothing is assumed about its source text, and what does not fit the ChatML shape is an error that
+says what was found.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from trivet.types import Message, ToolCall
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 Support = Literal["template", "inline", "no"]
-"""template: the template writes it as we do; inline: it ignores it, so it goes into the content; no: it writes
-it in a way of its own, so conversations that need it are refused."""
+"""template: the template writes it as we do; inline: it ignores it, so it goes into the content; no: it
+writes it in a way of its own, so conversations that need it are refused."""
 
 _SYSTEM, _USER, _ANSWER, _TOOL = "QSYSTEMQ", "QUSERQ", "QANSWERQ", "QTOOLQ"
 PROBE_TOOL: dict[str, Any] = {
@@ -36,8 +36,8 @@ PROBE_TOOL: dict[str, Any] = {
 class Glue:
     """`start` opens the conversation, `header[role]` a turn, `close` + `after` end it.
 
-    `strip[role]`: the template strips blanks around the content. `default_system`: the content of the system turn
-    it injects where there is none. `grouped_tools`: consecutive tool results share one user turn.
+    `strip[role]`: the template strips blanks around the content. `default_system`: the content of the system
+    turn it injects where there is none. `grouped_tools`: consecutive tool results share one user turn.
     """
 
     start: str
@@ -55,8 +55,8 @@ class Glue:
 
 def _shape(template: ChatTemplate, found: str, what: str) -> RenderError:
     return RenderError(
-        f"the chat template of {template.name} is not plain ChatML: {what}; it gave {found!r}. Name the model's "
-        "family instead (policy: renderer: qwen3, ...)"
+        f"the chat template of {template.name} is not plain ChatML: {what}; it gave {found[:200]!r}. Name "
+        "the model's family instead (policy: renderer: qwen3, ...)"
     )
 
 

@@ -102,7 +102,7 @@ def verify_model(directory: str | Path) -> str:
             raise RenderError(f"{directory}: the tokenizer turns {text!r} into {back!r}")
     if not tokenizer.chat_template:
         raise RenderError(f"{directory}: the file has no chat template: import an instruction-tuned model")
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     chat = [{"role": "user", "content": _QUESTION}]
     prompt = tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -111,7 +111,7 @@ def verify_model(directory: str | Path) -> str:
         logits = model(**prompt).logits
         if not bool(torch.isfinite(logits).all()):
             raise RenderError(f"{directory}: the model's logits are not finite: the file is damaged")
-        out = model.generate(**prompt, max_new_tokens=24, do_sample=False)
+        out: Any = model.generate(**prompt, max_new_tokens=24, do_sample=False)
     answer = str(tokenizer.decode(out[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
     if not answer:
         raise RenderError(f"{directory}: the model answers {_QUESTION!r} with nothing")

@@ -10,7 +10,7 @@ from trivet.render.base import Renderer, RenderError
 
 
 def load_tokenizer(path: str | Path, revision: str | None = None) -> Any:
-    """The fast tokenizer of a model directory or hub name. Never runs code from the model. Raises RenderError."""
+    """The fast tokenizer of a model directory or hub name; no code of the model is run. Raises RenderError."""
     from transformers import AutoTokenizer
 
     try:
@@ -18,8 +18,8 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Any:
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RenderError(
-            f"no tokenizer can be loaded from {path}: {first}. Give a directory with tokenizer.json, or a hub "
-            "name that is reachable or cached"
+            f"no tokenizer can be loaded from {path}: {first}. Give a directory with tokenizer.json, or a "
+            "hub name that is reachable or cached"
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise RenderError(f"the tokenizer of {path} has no fast version (tokenizer.json), which trivet needs")
@@ -34,10 +34,10 @@ def get_renderer(
 ) -> Renderer:
     """The renderer for a tokenizer.
 
-    `kind`: `chatml` (ours), a family of the renderers library (`qwen3`, `llama-3`, `glm-4.5`, ...), or `auto`:
-    ours where its ids equal the official template's, else the family that the model's name belongs to.
-    `template_args` go to the chat template (`enable_thinking`, `date_string`). `system_prompt` is put before
-    conversations without a system message. Raises RenderError that says what does not fit.
+    `kind`: `chatml` (ours), a family of the renderers library (`qwen3`, `llama-3`, `glm-4.5`, ...), or
+    `auto`: ours where its ids equal the official template's, else the family that the model's name belongs
+    to. `template_args` go to the chat template (`enable_thinking`, `date_string`). `system_prompt` is put
+    before conversations without a system message. Raises RenderError that says what does not fit.
     """
     from trivet.render.chatml import ChatML
 
@@ -54,7 +54,5 @@ def get_renderer(
     except RenderError as error:
         family = families.family_of(tokenizer)
         if family is None:
-            raise RenderError(
-                f"{error}. Families: {', '.join(families.known())}"
-            ) from error
+            raise RenderError(f"{error}. Families: {', '.join(families.known())}") from error
     return families.Family(tokenizer, family, template_args, system_prompt)

@@ -25,9 +25,9 @@ def _check_kept(renderer: Renderer, rendered: Rendered, messages: Sequence[Messa
         for what, part in parts:
             if part.strip() and part.strip() not in text:
                 raise RenderError(
-                    f"message {index}: its {what} ({part.strip()[:60]!r}) is not among the trained tokens: the "
-                    "chat template drops or rewrites it (many drop the reasoning of earlier turns). Train one "
-                    "example per turn, set train=0 on this message, or use a template that keeps it"
+                    f"message {index}: its {what} ({part.strip()[:60]!r}) is not among the trained tokens: "
+                    "the chat template drops or rewrites it (many drop the reasoning of earlier turns). "
+                    "Train one example per turn, set train=0 on this message, or use a template that keeps it"
                 )
 
 
@@ -40,9 +40,9 @@ def supervised_trace(
 ) -> Trace:
     """A trace of one row, a node per segment, with train = renderer's mask * message's flag * weight.
 
-    Assistant messages are trained unless their `train` says otherwise: their own tokens and the token that ends
-    the turn, never what the template puts around them. Raises RenderError where nothing would be trained and
-    where something that should be trained does not appear in the rendered conversation.
+    Assistant messages are trained unless their `train` says otherwise: their own tokens and the token that
+    ends the turn, never what the template puts around them. Raises RenderError where nothing would be trained
+    and where something that should be trained does not appear in the rendered conversation.
     """
     rendered = renderer.render(messages, tools=tools, generate=False)
     trace, node = Trace(), -1

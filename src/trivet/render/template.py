@@ -61,12 +61,19 @@ class ChatTemplate:
     def _check_date(self) -> None:
         if "strftime_now" not in self.source:
             return
-        chat = [Message("user", "a")]
-        days = [self.text(chat, strftime_now=lambda _, day=day: day) for day in ("one day", "another day")]
+        # The clock is replaced by two that stand still on different days.
+        source = re.sub(r"\bstrftime_now\b", "fixed_day", self.source)
+        days = [
+            self.text(
+                [Message("user", "a")],
+                chat_template=f"{{%- macro fixed_day(format) -%}}{day}{{%- endmacro -%}}{source}",
+            )
+            for day in ("one day", "another day")
+        ]
         if days[0] != days[1]:
             raise RenderError(
-                f"the chat template of {self.name} writes today's date, so the same conversation has other ids "
-                "tomorrow: pin it, e.g. template_args: {date_string: 26 Jul 2024}"
+                f"the chat template of {self.name} writes today's date, so the same conversation has other "
+                "ids tomorrow: pin it, e.g. template_args: {date_string: 26 Jul 2024}"
             )
 
     def text(

@@ -65,7 +65,9 @@ def _model_config(config: TinyModel, tokenizer: Any) -> Any:
             f"tiny model: hidden {config.hidden} over {config.heads} heads must give an even head size"
         )
     if config.heads % config.kv_heads:
-        raise RenderError(f"tiny model: heads {config.heads} must be a multiple of kv_heads {config.kv_heads}")
+        raise RenderError(
+            f"tiny model: heads {config.heads} must be a multiple of kv_heads {config.kv_heads}"
+        )
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden,
@@ -90,7 +92,7 @@ def _write(config: TinyModel, directory: Path) -> None:
     tokenizer = tiny_tokenizer(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = Qwen3ForCausalLM(_model_config(config, tokenizer)).to(torch.float32)
+        model: Any = Qwen3ForCausalLM(_model_config(config, tokenizer)).float()
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )

@@ -1,9 +1,9 @@
 """How reasoning and tool calls are written into an answer's text, and read back out of it.
 
-Reasoning stands before the answer in `<think>` tags, a call is a JSON object in `<tool_call>` tags (the Hermes
-convention). A policy may write calls that are no calls: those become a `ToolCall` named `INVALID_CALL` that
-carries the text and what is wrong with it, at its place among the others, so that the tool loop can answer with
-the error instead of losing the rollout; written back, it gives the policy's own text.
+Reasoning stands before the answer in `<think>` tags, a call is a JSON object in `<tool_call>` tags (the
+Hermes convention). A policy may write calls that are no calls: those become a `ToolCall` named `INVALID_CALL`
+that carries the text and what is wrong with it, at its place among the others, so that the tool loop can
+answer with the error instead of losing the rollout; written back, it gives the policy's own text.
 """
 
 from __future__ import annotations

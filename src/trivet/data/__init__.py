@@ -1,0 +1,1 @@
+"""From raw examples to groups that the trainer packs."""
