@@ -20,9 +20,10 @@ _PATIENCE = 20_000  # draws in a row that bring nothing new
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One generated question. `key` names it in the taskset: equal keys are one item, and decide the split.
+    """One generated question. `key` names it in the taskset: equal keys are one item.
 
-    `exact` answers are compared letter by letter, others as mathematics.
+    The split goes by `group` (default: the key), so that variants of one question stay together. `exact`
+    answers are compared letter by letter, others as mathematics.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Item:
     answer: str
     response: str
     exact: bool = False
+    group: str = ""
     tags: tuple[str, ...] = ()
     payload: Mapping[str, Any] = field(default_factory=dict)
 
@@ -152,7 +154,7 @@ def _draw(stream: Iterator[Item], wanted: int, split: str, share: float) -> list
     out: list[Item] = []
     barren = 0
     for item in stream:
-        if item.key not in seen and (share_of(item.key) < share) == (split == "test"):
+        if item.key not in seen and (share_of(item.group or item.key) < share) == (split == "test"):
             seen.add(item.key)
             out.append(item)
             barren = 0
