@@ -38,9 +38,9 @@ def find_recipe(source: str | Path, beside: Path | None = None, where: Where | N
         return packaged
     names = packaged_recipes()
     if text.endswith(_SUFFIXES):
-        message = f"there is no file {path}"
+        message = f"there is no file {_shown(path)}"
     elif path.is_dir():
-        message = f"the folder {path} holds no recipe.yaml"
+        message = f"the folder {_shown(path)} holds no recipe.yaml"
     else:
         message = f"{text!r} is neither a file nor one of trivet's recipes{nearest(text, names)}"
     raise RecipeError(text, [Problem(f"{message} (trivet's own: {', '.join(names)})", where)])

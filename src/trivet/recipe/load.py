@@ -157,10 +157,12 @@ def _validate(data: YamlMap, defaults: YamlMap, problems: list[Problem]) -> Reci
 def _check_phase(stage: Stage, index: int, number: int, data: YamlMap, problems: list[Problem]) -> None:
     phase = stage.phases[number]
     base: Path_ = ["stages", index, "phases", number, "set"]
+    settings: dict[str, Any] = {}
     try:
-        stage.at(phase.from_step)
+        settings = stage.settings_at(phase.from_step)
+        Stage.model_validate(settings)
     except ValidationError as error:
-        for found in _problems(error, data, YamlMap(), ["stages", index]):
+        for found in _problems(error, {"stages": {index: settings}}, YamlMap(), ["stages", index]):
             key = next((key for key in phase.set if f".{key}" in found.message), "")
             problems.append(Problem(f"phases.{number}.set: {found.message}", _where(data, [*base, key])))
     except ValueError as error:
@@ -187,7 +189,7 @@ def _where(data: Any, path: Sequence[Any]) -> Where | None:
 
 
 def _problems(
-    error: ValidationError, data: YamlMap, defaults: YamlMap, prefix: Sequence[str | int] = ()
+    error: ValidationError, data: dict[str, Any], defaults: YamlMap, prefix: Sequence[str | int] = ()
 ) -> list[Problem]:
     """Pydantic's errors, one sentence each, with lines; what came from a default is reported once."""
     found: dict[Problem, None] = {}

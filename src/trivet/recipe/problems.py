@@ -135,14 +135,15 @@ def _suggestion(key: str, known: Sequence[str]) -> str:
     """By what other frameworks call it, by the same word elsewhere, by likeness; or nothing."""
     synonym = difflib.get_close_matches(key.lower(), _OTHER_NAMES, 1, cutoff=0.8)
     home = _OTHER_NAMES[synonym[0]] if synonym else ""
-    if home and home.rpartition(".")[2] in known:
-        return f"; did you mean `{home.rpartition('.')[2]}`?"
+    if home:
+        short = home.rpartition(".")[2]
+        return f"; did you mean `{short if short in known else home}`?"
     if key in Stage.model_fields:
         return f"; `{key}` is a key of a stage"
     places = [place for place in _places() if place.rpartition(".")[2] == key]
     if places:
         return f"; there is `{'`, `'.join(places)}`"
-    return nearest(key, known) or (f"; did you mean `{home}`?" if home else "")
+    return nearest(key, known)
 
 
 def _places() -> list[str]:

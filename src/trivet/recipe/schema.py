@@ -6,7 +6,7 @@ phase of a stage any key from a step on. Nothing here imports torch.
 
 from __future__ import annotations
 
-from pathlib import PurePath
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -110,7 +110,7 @@ class Tasks(Section):
 
     source: Location = Field(description="file or glob (JSONL, Parquet), dataset name, or generated:NAME")
     env: str = "math"
-    name: str | None = Field(default=None, description="shown in tables; default: derived from source")
+    name: str | None = Field(default=None, description="in tables and metrics; default: from source")
     split: str = "train"
     subset: str | None = Field(default=None, description="configuration name of a hub dataset")
     fields: dict[str, str] = Field(
@@ -133,11 +133,9 @@ class Tasks(Section):
         """What tables and metric names call this taskset: `name`, or what the source is called."""
         if self.name:
             return self.name
-        if self.source.startswith("generated:"):
-            return self.source.removeprefix("generated:")
-        path = PurePath(self.source)
-        known = {".jsonl", ".json", ".parquet", ".gz", ".zst"}
-        return path.name.partition(".")[0] if path.suffix in known else path.name
+        last = self.source.removeprefix("generated:").rstrip("/").rsplit("/", 1)[-1]
+        last = re.sub(r"\.(jsonl(\.gz)?|json(\.gz)?|parquet)$", "", last)
+        return re.sub(r"[^\w.-]+", "_", last).strip("_") or "tasks"
 
 
 class Batch(Section):
@@ -344,17 +342,20 @@ class Stage(Section):
         Raises pydantic's ValidationError when a phase sets what does not exist, ValueError when it sets what
         a phase cannot change. A recipe from `load_recipe` has been checked for both.
         """
-        reached = sorted((p for p in self.phases if p.from_step <= step), key=lambda p: p.from_step)
-        if not reached:
-            return self
+        reached = any(phase.from_step <= step for phase in self.phases)
+        return Stage.model_validate(self.settings_at(step)) if reached else self
+
+    def settings_at(self, step: int) -> dict[str, Any]:
+        """Plain data of `at(step)`, not checked yet. Raises ValueError as `at` does."""
         data = self.model_dump(by_alias=True, exclude={"phases"})
-        for phase in reached:
+        reached = [phase for phase in self.phases if phase.from_step <= step]
+        for phase in sorted(reached, key=lambda phase: phase.from_step):
             for key, value in phase.set.items():
                 path = split_path(key)
                 if path[0] in FIXED_IN_PHASES:
                     raise ValueError(f"a phase cannot set {path[0]!r}: it belongs to the whole stage")
                 override(data, path, value)
-        return Stage.model_validate(data)
+        return data
 
 
 class Recipe(Section):
