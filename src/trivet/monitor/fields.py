@@ -120,12 +120,15 @@ def tick_text(value: float, kind: Kind, step: float) -> str:
         return compact(value) if step >= 100 else f"{value:.0f}"
     scale, sign = {"percent": (100.0, "%"), "seconds": (1.0, "s")}.get(kind, (1.0, ""))
     value, step = value * scale, abs(step * scale) or abs(value * scale)
+    exact = math.floor(math.log10(step) + 1e-9)
+    if abs(step / 10.0**exact - round(step / 10.0**exact)) > 1e-6:
+        exact -= 1  # a step of 2.5
     if step < 1e-3 or abs(value) >= 1e5:
-        return f"{float(f'{value:.3g}'):.2g}".replace("e-0", "e-").replace("e+0", "e") + sign
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    if abs(step * 10**decimals - round(step * 10**decimals)) > 1e-6:
-        decimals += 1  # a step of 2.5
-    return f"{value:.{decimals}f}{sign}"
+        digits = max(0, math.floor(math.log10(abs(value)) + 1e-9) - exact)
+        mantissa, power = f"{value:.{digits}e}".split("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        return f"{mantissa}e{int(power)}{sign}"
+    return f"{value:.{max(0, -exact)}f}{sign}"
 
 
 def guess_kind(key: str) -> Kind:

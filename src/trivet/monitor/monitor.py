@@ -34,9 +34,9 @@ from trivet.monitor.notices import Notices
 from trivet.monitor.page import report
 from trivet.monitor.progress import Bar, Board
 from trivet.monitor.run_folder import RunFolder
+from trivet.monitor.safe_text import printable
 from trivet.monitor.samples import SamplePages
 from trivet.monitor.summary import eval_line, first_evals, summary_rows, versions
-from trivet.monitor.safe_text import printable
 from trivet.monitor.terminal import StepLine, make_console, marks
 from trivet.types import Rollout
 

@@ -218,13 +218,13 @@ def _thin(x: np.ndarray, y: np.ndarray, room: int) -> Series:
 
 
 def _smooth(y: np.ndarray) -> np.ndarray:
-    """A moving average over about a fortieth of the run, forwards and backwards: it lags neither way."""
+    """A moving average over about a thirtieth of the run, forwards and backwards: it lags neither way."""
     return (_average(y) + _average(y[::-1])[::-1]) / 2
 
 
 def _average(y: np.ndarray) -> np.ndarray:
     """The exponential moving average of the finite values, unbiased at its start."""
-    keep = 1.0 - 1.0 / max(4.0, len(y) / 40)
+    keep = 1.0 - 1.0 / max(5.0, len(y) / 30)
     mean, weight = 0.0, 0.0
     out = np.empty(len(y))
     for i, value in enumerate(y.tolist()):

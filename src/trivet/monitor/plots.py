@@ -10,6 +10,7 @@ import numpy as np
 
 from trivet.monitor.fields import tick_text, ticks
 from trivet.monitor.panels import Panel, Series
+from trivet.monitor.safe_text import printable
 
 COLOURS = ("#2f6bd8", "#d9730d", "#0f8b8d", "#8a55d7", "#c9356e", "#6f7d00", "#8c6d5a", "#5f6b7a")
 _STYLE: Any = {
@@ -50,6 +51,8 @@ def draw_plots(panels: list[Panel], folder: Path) -> list[Path]:
             figure = Figure(figsize=(7.2, 3.9), dpi=150, layout="constrained")
             FigureCanvasAgg(figure)
             _draw(figure.add_subplot(), panel)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # laid out once for both files
             for suffix in ("svg", "png"):
                 path = folder / f"{panel.id}.{suffix}"
                 figure.savefig(path, metadata={"Date": None} if suffix == "svg" else None)
@@ -66,7 +69,7 @@ def _draw(axes: Any, panel: Panel) -> None:
     else:
         for series, colour in zip(panel.series, panel.colours(), strict=True):
             _curve(axes, panel, series, COLOURS[colour])
-    axes.set_title(panel.title, color="#111827")
+    axes.set_title(_label(panel.title, 70), color="#111827")
     axes.set_xlabel("step")
     low, high = panel.limits()
     axes.set_ylim(low, high)
@@ -86,22 +89,35 @@ def _draw(axes: Any, panel: Panel) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.2)
 
 
+def _label(text: str, limit: int = 28) -> str:
+    """Text that fits a figure and that any font can draw."""
+    text = printable(text)
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return text.lstrip("_") or "-"  # a leading underscore would hide it from a legend
+
+
 def _curve(axes: Any, panel: Panel, series: Series, colour: str) -> None:
     if series.low is not None and series.high is not None:
         axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, linewidth=0)
     if panel.kind == "points":
         axes.plot(
-            series.x, series.y, color=colour, linewidth=1.8, marker="o", markersize=4, label=series.name
+            series.x,
+            series.y,
+            color=colour,
+            linewidth=1.8,
+            marker="o",
+            markersize=4,
+            label=_label(series.name),
         )
         if series.low is not None and series.high is not None and len(series.x) == 1:
             gaps = np.abs(np.stack([series.y - series.low, series.high - series.y]))
             axes.errorbar(series.x, series.y, yerr=gaps, color=colour, capsize=3)
     elif series.smooth is not None:
         axes.plot(series.x, series.y, color=colour, linewidth=0.8, alpha=0.35)
-        axes.plot(series.x, series.smooth, color=colour, linewidth=2.0, label=series.name)
+        axes.plot(series.x, series.smooth, color=colour, linewidth=2.0, label=_label(series.name))
     else:
         marker = "o" if np.isfinite(series.y).sum() < 3 else None
-        axes.plot(series.x, series.y, color=colour, linewidth=1.8, marker=marker, label=series.name)
+        axes.plot(series.x, series.y, color=colour, linewidth=1.8, marker=marker, label=_label(series.name))
 
 
 def _bars(axes: Any, panel: Panel) -> None:
@@ -109,7 +125,7 @@ def _bars(axes: Any, panel: Panel) -> None:
     x = panel.series[0].x
     width = 0.85 * float(np.diff(x).min()) if len(x) > 1 else 0.85
     for series, colour in zip(panel.series, panel.colours(), strict=True):
-        axes.bar(x, series.y, width, bottom, color=COLOURS[colour], label=series.name)
+        axes.bar(x, series.y, width, bottom, color=COLOURS[colour], label=_label(series.name))
         bottom += series.y
 
 
@@ -125,4 +141,6 @@ def _stages(axes: Any, panel: Panel) -> None:
         if room >= 2:
             place = ("data", "axes fraction")
             offset = {"xytext": (3 if i else 0, 3), "textcoords": "offset points"}
-            axes.annotate(name, (span.start, 1.0), xycoords=place, color="#6b7280", fontsize=9, **offset)
+            axes.annotate(
+                _label(name), (span.start, 1.0), xycoords=place, color="#6b7280", fontsize=9, **offset
+            )

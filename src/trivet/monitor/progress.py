@@ -133,7 +133,7 @@ class Board:
         if self._progress is None:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
+                BarColumn(bar_width=None, complete_style="cyan", finished_style="cyan"),
                 MofNCompleteColumn(),
                 _Left(),
                 console=self.console,

@@ -19,10 +19,9 @@ _VISIBLE = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for cod
 
 def printable(text: str) -> str:
     """Text without control characters: what a model wrote must not drive the terminal."""
-    return text.translate(_VISIBLE)
+    return text.translate(_VISIBLE).encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
 
 
 def esc(value: Any) -> str:
     """`value` as text that is safe in element content and in quoted attributes."""
-    text = printable(str(value)).encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates
-    return html.escape(text, quote=True)
+    return html.escape(printable(str(value)), quote=True)
