@@ -99,12 +99,12 @@ class Conversation:
         _refuse_media(messages, self.task)
         if any(message.role == "assistant" for message in messages):
             raise ConversationError("assistant messages are written by reply(), not added")
-        if self._busy or self._prompt_ready:
-            raise ConversationError(f"session {self.session}: a reply is under way; await it before adding")
         if self.termination not in (None, Termination.FINISHED):
             raise ConversationError(
                 f"session {self.session} has ended ({self.termination}); nothing can follow"
             )
+        if self._busy or self._prompt_ready:
+            raise ConversationError(f"session {self.session}: a reply is under way; await it before adding")
         if messages:
             self.messages.extend(messages)
             self.termination = None
@@ -174,15 +174,17 @@ class Conversation:
     # -- the turn --------------------------------------------------------------------------------
 
     async def _reply(self) -> Message:
-        if not self._prompt_ready:
-            await self._render()
-        prompt = self.trace.tokens(self._head)
-        room = self.policy.context - len(prompt)
-        if room < 1:
-            return self._no_room(len(prompt))
         remaining = self.attempt.remaining()
         if remaining is not None and remaining <= 0:
             return self._cut(Termination.DEADLINE)
+        if not self._prompt_ready:
+            rendered = await self._render()
+            length = len(self.trace.tokens(self._head)) + len(rendered.ids_T)
+            if length >= self.policy.context:
+                return self._no_room(length)
+            self._append(rendered)
+        prompt = self.trace.tokens(self._head)
+        room = self.policy.context - len(prompt)
         begin = time.perf_counter()
         try:
             async with asyncio.timeout(remaining) as timer:
@@ -197,17 +199,15 @@ class Conversation:
             self.timings["generate_s"] += time.perf_counter() - begin
         return await self._accept(generation, room)
 
-    async def _render(self) -> None:
-        policy, messages = self.policy, tuple(self.messages)
-        if self._answer < 0:
-            rendered = await self._thread("render_s", lambda: policy.render_opening(messages, self.tools))
-        else:
-            answer, ids = self._answer, self._answer_ids
-            rendered = await self._thread(
-                "render_s",
-                lambda: policy.renderer.extend(messages, answer, ids, tools=self.tools, generate=True),
-            )
-        self._append(rendered)
+    async def _render(self) -> Rendered:
+        policy, messages, answer, ids = self.policy, tuple(self.messages), self._answer, self._answer_ids
+
+        def work() -> Rendered:
+            if answer < 0:
+                return policy.render_opening(messages, self.tools)
+            return policy.renderer.extend(messages, answer, ids, tools=self.tools, generate=True)
+
+        return await self._thread("render_s", work)
 
     def _append(self, rendered: Rendered) -> None:
         position = 0
@@ -289,10 +289,7 @@ class Conversation:
         n = len(generation.ids_T)
 
         def write() -> tuple[Attachment, ...]:
-            return tuple(
-                Attachment(store.put(array), kind, 0, n, str(array.dtype), tuple(array.shape))
-                for kind, array in arrays.items()
-            )
+            return tuple(store.put(array, kind, 0, n) for kind, array in arrays.items())
 
         return await self._thread("store_s", write)
 

@@ -15,15 +15,15 @@ from trivet.agents.conversation import Conversation
 from trivet.engine.base import Engine
 from trivet.recipe import schema
 from trivet.render.base import Rendered, Renderer
-from trivet.types import Message, Task, canonical_json
+from trivet.types import Attachment, Message, Task, canonical_json
 
 _PROMPTS_KEPT = 256
 
 
 class AttachmentWriter(Protocol):
-    """Where heavy columns go; `put` stores one array and returns the file's name."""
+    """Where heavy columns go (`buffer.AttachmentStore`); start:stop are token positions in the node."""
 
-    def put(self, array: np.ndarray) -> str: ...
+    def put(self, array: np.ndarray, kind: str, start: int, stop: int) -> Attachment: ...
 
 
 class Policy:
