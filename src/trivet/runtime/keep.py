@@ -53,5 +53,6 @@ class Keeper:
             state = checkpoint.read(found, trainer)
         self.kept = int(state.get("step", 0))
         ledger.rewind(self.kept)
+        ledger.resample()  # a step that was never finished is played again as a whole
         self.pinned = {step for step, _ in ledger.pinned()}
         return state

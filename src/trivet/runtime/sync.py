@@ -68,6 +68,7 @@ class Synchroniser:
             step=step, stage=self.stage, parent=self.version, incarnation=self.incarnation
         )
         published = self.store.publish(tensors, version, step)
+        self.ledger.seal(version, published.total)
         out: dict[str, float] = {"sync/version": float(version)}
         got = self.engine.update(self.store.fetch(version), version)
         try:

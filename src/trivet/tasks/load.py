@@ -34,7 +34,8 @@ def load_tasks(config: schema.Tasks, *, seed: int = 0) -> Taskset:
         causes = ", ".join(f"{cause}: {n}" for cause, n in dropped.items())
         raise TasksetError(f"{where}no task is left" + (f" (dropped: {causes})" if causes else ""))
     if config.shuffle:
-        random.Random(f"{seed}/{config.name or config.source}").shuffle(tasks)
+        # By name: the order must not depend on the folder the data lies in.
+        random.Random(f"{seed}/{taskset_name(config)}").shuffle(tasks)
     return Taskset(taskset_name(config), tasks, fingerprint(tasks), dict(dropped))
 
 
