@@ -220,7 +220,7 @@ def report(
     plots: Annotated[bool, typer.Option(help="Draw plots/ too")] = True,
 ) -> None:
     """Write report.html (and plots/) from what a run folder holds."""
-    from trivet.monitor.report import report as write
+    from trivet.monitor.page import report as write
 
     typer.echo(str(write(run, plots=plots)))
 
