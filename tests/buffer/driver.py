@@ -1,8 +1,8 @@
 """A small run on the real ledger: explorer, trainer and checkpoints without weights.
 
-What an optimiser would have seen is kept in a list that is saved with every checkpoint and restored on resume,
-as weights are: at the end it must hold every prompt exactly once an epoch. Also a program (to be killed):
-`python driver.py LEDGER TASKS BATCH EPOCHS GROUP EVERY`.
+What an optimiser would have seen is kept in a list that is saved with every checkpoint and restored on
+resume, as weights are: at the end it must hold every prompt exactly once an epoch. Also a program (to be
+killed): `python driver.py LEDGER TASKS BATCH EPOCHS GROUP EVERY`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def make_group(
 
 
 def explore(stage: StageLedger, ids: list[str], epochs: int, group: int, want: int, version: int) -> None:
-    """Play until `want` groups are ready or nothing is left; issues an epoch when the one before is used up."""
+    """Play until `want` groups are ready or nothing is left; issues an epoch when the last is used up."""
     while (ready := stage.counts()["ready"]) < want:
-        keys = stage.claim(min(4, want - ready))
+        keys = stage.claim(want - ready)
         if not keys:
             epoch = next((e for e in range(1, epochs + 1) if not sum(stage.counts(e).values())), None)
             if epoch is None:

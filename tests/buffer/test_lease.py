@@ -84,7 +84,7 @@ def test_double_ack_is_refused(stage: StageLedger, filled: Fill) -> None:
 def test_ack_below_a_checkpoint_is_refused(stage: StageLedger, filled: Fill) -> None:
     filled(stage, 2)
     stage.checkpoint(5)
-    with pytest.raises(LedgerError, match="ack of step 5 .* checkpoint 5 already covers it"):
+    with pytest.raises(LedgerError, match=r"ack of step 5 .* checkpoint 5 already covers it"):
         stage.ack(stage.take(2), 5)
 
 

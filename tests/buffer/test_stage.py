@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivet.buffer import Ledger, LedgerError, StageLedger, State
@@ -85,9 +85,9 @@ def test_columns_can_be_queried_without_the_token_blob(
     stage.put(group)
     with sqlite3.connect(tmp_path / "ledger.sqlite") as raw:
         rows = raw.execute(
-            "SELECT task_id, attempt, player, role, source, termination, reward_kind, reward_value, reward_cause,"
-            " sampled_tokens, min_version, max_version, created FROM rollouts WHERE messages LIKE '%中文%' "
-            "ORDER BY attempt"
+            "SELECT task_id, attempt, player, role, source, termination, reward_kind, reward_value, "
+            "reward_cause, sampled_tokens, min_version, max_version, created FROM rollouts "
+            "WHERE messages LIKE '%中文%' ORDER BY attempt"
         ).fetchall()
     common = ("policy", "train", "policy", "finished")
     assert rows == [
@@ -99,6 +99,7 @@ def test_columns_can_be_queried_without_the_token_blob(
 texts = st.text(alphabet=st.characters(), max_size=20)  # lone surrogates and NUL included
 
 
+@settings(max_examples=30)
 @given(texts, texts, st.dictionaries(texts, st.floats(), max_size=3))
 def test_any_text_survives(content: str, cause: str, counters: dict[str, float]) -> None:
     task = Task("math", (Message("user", content),), {"text": content}, "t")
@@ -116,9 +117,9 @@ def test_any_text_survives(content: str, cause: str, counters: dict[str, float])
 def test_bad_groups_are_refused_and_nothing_is_stored(stage: StageLedger, make_group: Make) -> None:
     key, other = stage.issue(["t", "u"], 1)
     stage.claim(2)
-    with pytest.raises(LedgerError, match="t@1.0: its group holds no rollout"):
+    with pytest.raises(LedgerError, match=r"t@1.0: its group holds no rollout"):
         stage.put(Group("", key, []))
-    with pytest.raises(LedgerError, match="t@1.0: its group holds a rollout of task 'u'"):
+    with pytest.raises(LedgerError, match=r"t@1.0: its group holds a rollout of task 'u'"):
         stage.put(Group("", key, make_group(other).rollouts))
     double = make_group(key)
     double.rollouts[0].id = double.rollouts[1].id = "x"
@@ -142,14 +143,14 @@ def test_bad_groups_are_refused_and_nothing_is_stored(stage: StageLedger, make_g
 def test_put_needs_a_claim_and_happens_once(stage: StageLedger, make_group: Make) -> None:
     (key,) = stage.issue(["t"], 1)
     with pytest.raises(
-        LedgerError, match="t@1.0 of stage 'rl' is issued; it cannot become ready: it was not claimed"
+        LedgerError, match=r"t@1.0 of stage 'rl' is issued; it cannot become ready: it was not claimed"
     ):
         stage.put(make_group(key))
-    with pytest.raises(LedgerError, match="x@1.0 does not exist in stage 'rl'"):
+    with pytest.raises(LedgerError, match=r"x@1.0 does not exist in stage 'rl'"):
         stage.put(make_group(IssueKey("x", 1)))
     stage.claim(1)
     stage.put(make_group(key))
-    with pytest.raises(LedgerError, match="t@1.0 of stage 'rl' is ready; .* already stored"):
+    with pytest.raises(LedgerError, match=r"t@1.0 of stage 'rl' is ready; .* already stored"):
         stage.put(make_group(key))
     assert len(stage.groups([key])[0].rollouts) == 2
 
@@ -186,7 +187,7 @@ def test_abandon_gives_claims_back(stage: StageLedger, make_group: Make) -> None
     a, b = stage.issue(["a", "b"], 1)
     stage.claim(2)
     stage.put(make_group(a))
-    with pytest.raises(LedgerError, match="a@1.0 .* is ready; it cannot become issued"):
+    with pytest.raises(LedgerError, match=r"a@1.0 .* is ready; it cannot become issued"):
         stage.abandon([b, a])
     assert stage.counts()[State.IN_FLIGHT] == 1  # all or none
     stage.abandon([b])
@@ -257,7 +258,7 @@ def test_terminal_decisions_keep_the_group_they_are_given(stage: StageLedger, ma
 
 def test_requeue_opens_the_next_round_at_the_end_of_the_order(stage: StageLedger, make_group: Make) -> None:
     a, b = stage.issue(["a", "b"], 1)
-    with pytest.raises(LedgerError, match="a@1.0 .* is issued; it cannot become requeued"):
+    with pytest.raises(LedgerError, match=r"a@1.0 .* is issued; it cannot become requeued"):
         stage.requeue(a)
     stage.claim(1)
     stage.surplus(a)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivet.buffer import Ledger, LedgerError
@@ -71,7 +71,8 @@ def test_a_seal_is_put_on_once(open_ledger: Callable[..., Ledger]) -> None:
         one.seal(version, "xyz")
 
 
-@given(st.lists(st.integers(0, 30), max_size=30))
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 20), max_size=20))
 def test_gaps_agree_with_a_walk(parents: list[int]) -> None:
     with Ledger(":memory:", owner="me") as ledger:
         tree: dict[int, int | None] = {}

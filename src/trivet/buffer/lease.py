@@ -122,6 +122,18 @@ def _check_step(connection: Connection, scope: Scope, step: int) -> None:
             f"ack of step {step} in stage {scope.stage!r}: checkpoint {covered} already covers it; "
             "count steps on from the checkpoint, or rewind() to an earlier one"
         )
+    check_replayed(connection, scope, step - 1, f"ack of step {step}")
+
+
+def check_replayed(connection: Connection, scope: Scope, step: int, doing: str) -> None:
+    """Raises LedgerError while a recorded step up to `step` waits for its replay: it would be left behind."""
+    waiting = (scope.mine, issues.c.pin == State.TRAINED, issues.c.step <= step)
+    lowest = connection.scalar(sa.select(sa.func.min(issues.c.step)).where(*waiting))
+    if lowest is not None:
+        raise LedgerError(
+            f"{doing} in stage {scope.stage!r}: recorded step {lowest} has not been replayed; take and "
+            "acknowledge it first, or unpin() to give the recorded order up"
+        )
 
 
 def _redecide(connection: Connection, scope: Scope, step: int) -> None:

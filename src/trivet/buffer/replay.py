@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from trivet.buffer import sessions as who
 from trivet.buffer.errors import LedgerError
-from trivet.buffer.lease import pinned
+from trivet.buffer.lease import check_replayed, pinned
 from trivet.buffer.moves import Scope, key_of, last_checkpoint, release_leases
 from trivet.buffer.records import chunks, to_json
 from trivet.buffer.schema import (
@@ -86,6 +86,7 @@ def checkpoint(connection: Connection, scope: Scope, step: int, state: str) -> N
             f"checkpoint of step {step} in stage {scope.stage!r}: there is one of step {newest}; "
             f"rewind({step}) first"
         )
+    check_replayed(connection, scope, step, f"checkpoint of step {step}")
     here = (checkpoints.c.stage == scope.stage, checkpoints.c.step == step)
     connection.execute(sa.delete(checkpoints).where(*here))
     row = {"stage": scope.stage, "step": step, "state": state, "created": scope.clock()}

@@ -265,14 +265,14 @@ class StageLedger:
 
     # -- questions -------------------------------------------------------------------------------
 
-    def counts(self, epoch: int | None = None) -> dict[State, int]:
+    def counts(self, epoch: int | None = None) -> dict[str, int]:
         """Issues by state (all states, zeros included), of one epoch or of all."""
         where = [self._scope.mine] if epoch is None else [self._scope.mine, issues.c.epoch == epoch]
         query = sa.select(issues.c.state, sa.func.count()).where(*where).group_by(issues.c.state)
 
-        def run(connection: Connection) -> dict[State, int]:
+        def run(connection: Connection) -> dict[str, int]:
             moves.sweep(connection, self._scope)
-            return dict.fromkeys(State, 0) | {State(s): int(n) for s, n in connection.execute(query)}
+            return {s.value: 0 for s in State} | {str(s): int(n) for s, n in connection.execute(query)}
 
         return self._write("counts", run)
 
