@@ -65,8 +65,8 @@ class Span:
     """Which positions a forward pass computes and what they may look at.
 
     `position_NC` (_N rows, _C columns) are token positions, `write_T` (_N * _C) flat cache indices, `length`
-    how many cached positions are read; `rows` the slots: a range (decode, read in place) or a tensor (prefill,
-    gathered). `bias` (_N, 1, _C, length) is 0 where a key is visible and -inf elsewhere.
+    how many cached positions are read; `rows` the slots: a range (decode, read in place) or a tensor
+    (prefill, gathered). `bias` (_N, 1, _C, length) is 0 where a key is visible and -inf elsewhere.
     """
 
     __slots__ = ("bias", "length", "position_NC", "rows", "write_T")

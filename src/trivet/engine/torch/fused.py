@@ -80,6 +80,7 @@ class FusedModel:
         else:
             self.head = self._keep("lm_head.weight", model.lm_head.weight)
         self.vocab = len(self.embed)
+        self.eps_1 = torch.full((1,), self.eps, device=cache.device)
         self._rotary(model.model.rotary_emb)
         self.refresh()
 
@@ -159,22 +160,29 @@ class FusedModel:
         x = F.embedding(ids_T, self.embed)
         cos, sin = self.cos[position_T], self.sin[position_T]
         tokens, half, rotated = len(ids_T), self.size // 2, self.heads + self.kv_heads
-        shape, width, eps = (tokens, rotated + self.kv_heads, self.size), (self.hidden,), self.eps
+        shape = (tokens, rotated + self.kv_heads, self.size)
         for layer in self.layers:
-            h = F.rms_norm(x, width, layer.norm, eps)
+            h = self._normed(x, layer.norm)
             qkv = F.linear(h, layer.qkv, layer.qkv_bias).view(shape)
             qk = turned = qkv[:, :rotated]
             if layer.heads_norm is not None:
-                turned = F.rms_norm(qk, (self.size,), None, eps) * layer.heads_norm
+                turned = self._normed(qk, layer.heads_norm)
             torch.addcmul(turned * cos, turned.roll(half, -1), sin, out=qk)
             x = _add(x, attend(qkv, layer.cache), layer.out, layer.out_bias)  # type: ignore[arg-type]
-            h = F.rms_norm(x, width, layer.mlp_norm, eps)
+            h = self._normed(x, layer.mlp_norm)
             gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = _add(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
         return x
 
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm over the last dimension; plain operations are twice as fast as torch's own on a CPU."""
+        if x.dtype != torch.float32 or x.device.type != "cpu":
+            return F.rms_norm(x, x.shape[-1:], None, self.eps) * weight
+        mean = torch.add(self.eps_1, (x * x).sum(-1, keepdim=True), alpha=1 / x.shape[-1])
+        return (x * mean.rsqrt_()).mul_(weight)
+
     def _logits(self, x: Tensor) -> Tensor:
-        return F.linear(F.rms_norm(x, (self.hidden,), self.norm, self.eps), self.head).float()
+        return F.linear(self._normed(x, self.norm), self.head).float()
 
     def decode(self, ids_N: Tensor, spans: list[Span]) -> Tensor:
         """Next-token logits (_N, _V) float32 of one token per row; `spans` cover the rows in order."""
