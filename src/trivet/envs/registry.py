@@ -64,7 +64,10 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def _check_args(name: str, cls: Callable[..., Any], args: dict[str, Any]) -> None:
-    signature = inspect.signature(cls)
+    try:
+        signature = inspect.signature(cls)
+    except ValueError as error:
+        raise EnvError(f"environment {name!r} is not a class of Python's own: {error}") from error
     names = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for key in args:

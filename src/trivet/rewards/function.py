@@ -105,7 +105,10 @@ class Caller:
             raise TypeError(f"{name} is a {type(function).__name__}, not a function")
         self.function = function
         self.name = name
-        parameters = inspect.signature(function).parameters.values()
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except ValueError as error:  # some functions written in C
+            raise TypeError(f"{name}: {error}; wrap it in a function of (task, text)") from error
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self.named = [p for p in parameters if p.kind in named]
         self.positional = [
