@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev smollm2 quickstart lint format test test-slow wheel clean
+.PHONY: help install dev smollm2 quickstart lint format docs test test-slow wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
@@ -63,6 +63,9 @@ lint: $(VENV)/.dev  ## style, types, direction of imports
 format: $(VENV)/.dev  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev  ## rewrite what is generated in docs/
+	$(BIN)/python -m trivet.recipe.reference docs/reference/recipe.md
 
 test: lint  ## lint, then the fast tests
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)

@@ -275,7 +275,7 @@ HELD = {"tasks": [{"source": "x.jsonl"}]}
             {"tasks": TASKS, "max_seconds": 9, "trainer": {"schedule": "cosine"}},
             "schedule cosine must know how many steps",
         ),
-        ({**RL, "trainer": {"warmup_steps": 10}}, "warmup_steps 10 is not below steps 10"),
+        ({**RL, "trainer": {"warmup_steps": 10}}, "warmup_steps 10 is not below the stage's 10 optimiser"),
         ({**RL, "sampling": {"max_tokens": 256}}, "leaves no room for a prompt"),
         ({**RL, "engine": {"context": 999}}, "engine.context 999 is more than the model's 256"),
         (
@@ -323,7 +323,10 @@ class Fake:
 
     def __init__(self, *needs: str) -> None:
         self.needs = frozenset(needs)
-        self.parts = [Part("objective", "kl_to_ref", frozenset({"ref_logp"})), Part("mask", "m", frozenset())]
+        self.parts = [
+            Part("objective", "distil", frozenset({"teacher_logp"})),
+            Part("mask", "m", frozenset()),
+        ]
 
 
 class Part:
@@ -333,12 +336,16 @@ class Part:
 
 def test_needs_name_who_needs_what_and_the_key_to_set() -> None:
     recipe = recipe_of(RL)
-    [ref, top] = plan(recipe, algorithms={"s0": Fake("ref_logp", "top", "proximal_logp")}).problems
-    assert "mine (objective kl_to_ref) needs ref_logp: no trainer" in ref
+    algorithms = {"s0": Fake("teacher_logp", "top", "ref_logp", "proximal_logp")}
+    [teacher, top] = plan(recipe, algorithms=algorithms).problems
+    assert "mine (objective distil) needs teacher_logp: no trainer" in teacher
     assert "mine (mine) needs top: set engine.top" in top
     with_top = recipe_of({**RL, "engine": {"top": 8}})
-    gives = {"s0": {"ref_logp": "a reference"}}
-    assert plan(with_top, algorithms={"s0": Fake("ref_logp", "top")}, gives=gives).problems == ()
+    gives = {"s0": {"teacher_logp": "another process"}}
+    derived = plan(with_top, algorithms=algorithms, gives=gives)
+    assert derived.problems == ()
+    memory = derived.stages[0].memory
+    assert memory["trainer: reference policy"] == memory["trainer: weights"]
 
 
 def test_the_quick_start_can_be_run() -> None:

@@ -44,14 +44,12 @@ HOW_TO_PROVIDE = {
     "routes": "no engine of this version records expert routes",
     "value": "no trainer of this version has a value model",
     "teacher_logp": "no trainer of this version has a teacher",
-    "ref_logp": "no trainer of this version keeps a reference policy",
-    "proximal_logp": "the trainer computes them",
 }
 
 
 def provided(stage: Stage) -> dict[str, str]:
     """What this version's engine and trainer provide in a stage: need -> who provides it."""
-    found = {"proximal_logp": "trainer"}
+    found = {"proximal_logp": "trainer", "ref_logp": "trainer"}
     if stage.engine.top > 0:
         found["top"] = "engine"
     return found
@@ -147,10 +145,11 @@ def _ending(stage: Stage) -> Iterator[str]:
             f"trainer.schedule {stage.trainer.schedule} must know how many steps there are; set steps or "
             "epochs (until and max_seconds may end the stage earlier)"
         )
-    if stage.steps is not None and stage.trainer.warmup_steps >= stage.steps > 1:
+    updates = None if stage.steps is None else stage.steps * stage.batch.updates_per_batch
+    if updates is not None and stage.trainer.warmup_steps >= updates > 1:
         yield (
-            f"trainer.warmup_steps {stage.trainer.warmup_steps} is not below steps {stage.steps}: the "
-            "learning rate would never reach lr"
+            f"trainer.warmup_steps {stage.trainer.warmup_steps} is not below the stage's {updates} optimiser "
+            "updates (steps x batch.updates_per_batch): the learning rate would never reach lr"
         )
 
 

@@ -99,14 +99,19 @@ def policy_shape(recipe: Recipe) -> ModelShape | None:
         return None
 
 
-def memory_parts(recipe: Recipe, stage: Stage, shape: ModelShape) -> dict[str, int]:
-    """Bytes by what they are for; activations come on top and depend on `batch.micro_tokens`."""
+def memory_parts(recipe: Recipe, stage: Stage, shape: ModelShape, reference: bool = False) -> dict[str, int]:
+    """Bytes by what they are for; activations come on top and depend on `batch.micro_tokens`.
+
+    `reference`: the trainer keeps a frozen copy of the policy.
+    """
     parts: dict[str, int] = {}
     if stage.mode != "bench":
         trained = BYTES[stage.trainer.dtype]
         parts["trainer: weights"] = shape.parameters * trained
         parts["trainer: gradients"] = shape.parameters * trained
         parts["trainer: optimiser (two moments)"] = shape.parameters * 8
+        if reference:
+            parts["trainer: reference policy"] = shape.parameters * trained
         head = 2 * 4 * stage.trainer.head_chunk * shape.vocabulary
         parts["trainer: one chunk of logits and its gradient"] = head
     if stage.mode != "train" or stage.eval.tasks:

@@ -149,22 +149,27 @@ def plan(
     policy, by default read from the recipe or a local directory.
     """
     shape = shape or policy_shape(recipe)
-    tasks, eval_tasks = tasks or {}, eval_tasks or {}
-    problems = check_recipe(recipe, tasks, algorithms or {}, gives or {}, shape)
+    tasks, eval_tasks, algorithms = tasks or {}, eval_tasks or {}, algorithms or {}
+    problems = check_recipe(recipe, tasks, algorithms, gives or {}, shape)
+
+    def memory(stage: Stage) -> dict[str, int]:
+        algorithm = algorithms.get(stage.name)
+        reference = algorithm is not None and "ref_logp" in algorithm.needs
+        return memory_parts(recipe, stage, shape, reference) if shape else {}
+
     models = 1 + sum(stage.mode != "bench" for stage in recipe.stages)
     stages = [
-        _stage_plan(recipe, stage, tasks.get(stage.name), eval_tasks.get(stage.name), shape, models)
+        _stage_plan(stage, tasks.get(stage.name), eval_tasks.get(stage.name), memory(stage), models)
         for stage in recipe.stages
     ]
     return Plan(recipe, tuple(stages), tuple(problems), shape.parameters if shape else None)
 
 
 def _stage_plan(
-    recipe: Recipe,
     stage: Stage,
     tasks: int | None,
     eval_tasks: int | None,
-    shape: ModelShape | None,
+    memory: Mapping[str, int],
     models: int,
 ) -> StagePlan:
     steps = derived_steps(stage, tasks)
@@ -187,7 +192,7 @@ def _stage_plan(
         checkpoints=_checkpoints(stage, steps),
         interval=stage.sync.interval,
         lags=tuple(lags) if stage.mode == "both" else (),
-        memory=memory_parts(recipe, stage, shape) if shape else {},
+        memory=memory,
         notes=tuple(_notes(stage, steps, tasks)),
     )
 

@@ -43,14 +43,17 @@ class Section(BaseModel):
 class TinyModel(Section):
     """A small Qwen3-style transformer from random initialisation, with its own tokenizer."""
 
-    hidden: PositiveInt = 64
-    layers: PositiveInt = 2
-    heads: PositiveInt = 4
-    kv_heads: PositiveInt = 2
-    mlp: PositiveInt = 256
-    context: PositiveInt = 256
-    alphabet: str = "0123456789+-*/=()., abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ:?!{}\\\n"
-    seed: int = 0
+    hidden: PositiveInt = Field(default=64, description="width of the residual stream")
+    layers: PositiveInt = Field(default=2, description="transformer blocks")
+    heads: PositiveInt = Field(default=4, description="query heads; hidden / heads must be even")
+    kv_heads: PositiveInt = Field(default=2, description="key-value heads; divides heads")
+    mlp: PositiveInt = Field(default=256, description="width of the gated MLP")
+    context: PositiveInt = Field(default=256, description="positions")
+    alphabet: str = Field(
+        default="0123456789+-*/=()., abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ:?!{}\\\n",
+        description="characters its tokenizer knows, one token each",
+    )
+    seed: int = Field(default=0, description="of the initialisation")
 
 
 class Policy(Section):
@@ -59,27 +62,27 @@ class Policy(Section):
     model: Location | TinyModel = Field(
         default_factory=TinyModel, description="directory, hub name or tiny model"
     )
-    revision: str | None = None
+    revision: str | None = Field(default=None, description="of a hub name")
     renderer: str = Field(default="auto", description="auto, chatml, or a name of the renderers library")
     template_args: Free = Field(default_factory=dict, description="passed to the chat template")
     system_prompt: str | None = Field(
         default=None, description="put before a task that has no system message"
     )
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of the weights that sample")
 
 
 class AuxModel(Section):
     """A model that helps (judge, reference, teacher); named under `models:`."""
 
-    model: Location
-    revision: str | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    model: Location = Field(description="directory or hub name")
+    revision: str | None = Field(default=None, description="of a hub name")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of its weights")
 
 
 class Engine(Section):
     """Who samples."""
 
-    kind: Literal["torch"] = "torch"
+    kind: Literal["torch"] = Field(default="torch", description="the embedded engine")
     slots: PositiveInt = Field(default=32, description="sequences decoded at once")
     context: PositiveInt | None = Field(
         default=None, description="tokens per sequence; default: what the stage needs"
@@ -94,10 +97,10 @@ class Sampling(Section):
     """How the policy is sampled. Training knows temperature only; the rest is for evaluation."""
 
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy and is for evaluation only")
-    max_tokens: PositiveInt = 64
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    stop: list[str] = Field(default_factory=list)
+    max_tokens: PositiveInt = Field(default=64, description="response budget, tokens")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="evaluation only")
+    top_k: int = Field(default=0, ge=0, description="evaluation only; 0: all")
+    stop: list[str] = Field(default_factory=list, description="texts that end an answer; evaluation only")
 
     @property
     def exact(self) -> bool:
@@ -109,9 +112,9 @@ class Tasks(Section):
     """One taskset: where tasks come from and which environment plays them."""
 
     source: Location = Field(description="file or glob (JSONL, Parquet), dataset name, or generated:NAME")
-    env: str = "math"
+    env: str = Field(default="math", description="name of the environment that plays the tasks")
     name: str | None = Field(default=None, description="in tables and metrics; default: from source")
-    split: str = "train"
+    split: str = Field(default="train", description="train, test, ...; of a hub dataset or a generator")
     subset: str | None = Field(default=None, description="configuration name of a hub dataset")
     fields: dict[str, str] = Field(
         default_factory=dict,
@@ -122,11 +125,11 @@ class Tasks(Section):
     )
     args: Free = Field(default_factory=dict, description="of a generated taskset")
     env_args: Free = Field(default_factory=dict, description="of the environment")
-    tags: list[str] = Field(default_factory=list)
-    limit: PositiveInt | None = None
-    skip: int = Field(default=0, ge=0)
-    shuffle: bool = True
-    licence: str = ""
+    tags: list[str] = Field(default_factory=list, description="put on every task")
+    limit: PositiveInt | None = Field(default=None, description="tasks taken, after skip")
+    skip: int = Field(default=0, ge=0, description="tasks left out at the start")
+    shuffle: bool = Field(default=True, description="by the recipe's seed, after skip and limit")
+    licence: str = Field(default="", description="of the data, kept with every task")
 
     @property
     def label(self) -> str:
@@ -143,22 +146,24 @@ class Batch(Section):
 
     prompts: PositiveInt = Field(default=32, description="groups (RL) or examples (SFT) per step")
     group: PositiveInt = Field(default=16, description="rollouts per prompt; 1 for SFT")
-    updates_per_batch: PositiveInt = 1
+    updates_per_batch: PositiveInt = Field(
+        default=1, description="optimiser updates a step; each takes a share of the groups"
+    )
     micro_tokens: PositiveInt = Field(default=4096, description="tokens per forward pass")
 
 
 class Sync(Section):
     """When sampling weights follow: after every `interval` steps, `offset` steps late."""
 
-    interval: PositiveInt = 1
-    offset: int = Field(default=0, ge=0)
+    interval: PositiveInt = Field(default=1, description="steps between two publications")
+    offset: int = Field(default=0, ge=0, description="steps of delay; only 0 in this version")
 
 
 class Window(Section):
     """Keep groups whose mean reward lies in (above, upto]; refill what is dropped."""
 
-    above: float = 0.0
-    upto: float = 1.0
+    above: float = Field(default=0.0, description="mean rewards up to this are dropped")
+    upto: float = Field(default=1.0, description="mean rewards above this are dropped")
     not_all_equal: bool = Field(default=False, description="drop groups whose rewards are all equal")
     max_rounds: PositiveInt = Field(
         default=4, description="refill rounds before the step goes on with what there is"
@@ -172,28 +177,36 @@ class Explorer(Section):
     deadline_s: float = Field(default=600.0, gt=0, description="wall-clock limit of one rollout")
     retries: int = Field(default=2, ge=0, description="of a rollout lost to infrastructure")
     max_unscored: Fraction = Field(default=0.1, description="stop when a larger share of a step is unscored")
-    window: Window | None = None
+    window: Window | None = Field(default=None, description="which groups are accepted; default: all")
 
 
 class Trainer(Section):
     """How the policy is updated."""
 
-    lr: float = Field(default=1e-5, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
-    min_lr_ratio: Fraction = 0.0
-    betas: tuple[Momentum, Momentum] = Field(default=(0.9, 0.95), strict=False)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    clip_grad_norm: float = Field(default=1.0, gt=0)
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    lr: float = Field(default=1e-5, gt=0, description="learning rate of AdamW")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="of the learning rate, over all updates of the stage"
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="updates of linear warm-up")
+    min_lr_ratio: Fraction = Field(default=0.0, description="where the schedule ends, as a share of lr")
+    betas: tuple[Momentum, Momentum] = Field(
+        default=(0.9, 0.95), strict=False, description="decay of the two moments"
+    )
+    eps: float = Field(default=1e-8, gt=0, description="of AdamW")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled")
+    clip_grad_norm: float = Field(default=1.0, gt=0, description="global norm; a bound of the gradient")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the weights that are trained"
+    )
     trainable: list[str] = Field(default_factory=list, description="glob patterns; empty: all")
     frozen: list[str] = Field(default_factory=list, description="glob patterns")
     share_prefix: bool = Field(default=True, description="compute what rows share (a group's prompt) once")
     head_chunk: PositiveInt = Field(
         default=1024, description="trained positions per pass through the vocabulary"
     )
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(
+        default=False, description="compute activations again in the backward pass"
+    )
     max_bad_updates: PositiveInt = Field(
         default=3, description="NaN or infinite updates in a row before the run stops"
     )
@@ -203,15 +216,17 @@ class Checkpoints(Section):
     """What is kept on disk."""
 
     every: int = Field(default=50, ge=0, description="steps; 0: at the stage's end only")
-    keep_last: PositiveInt = 2
+    keep_last: PositiveInt = Field(default=2, description="older ones are removed")
 
 
 class Eval(Section):
     """Held-out tasks played every `every` steps and at step 0; never in the ledger."""
 
-    tasks: list[Tasks] = Field(default_factory=list)
-    every: PositiveInt = 20
-    at_start: bool = True
+    tasks: list[Tasks] = Field(default_factory=list, description="held-out tasksets; none may be trained on")
+    every: PositiveInt = Field(
+        default=20, description="steps between two evaluations; the last step is always evaluated"
+    )
+    at_start: bool = Field(default=True, description="evaluate before the first step")
     samples: PositiveInt = Field(default=1, description="rollouts per task")
     k: list[PositiveInt] = Field(default_factory=lambda: [1], description="of pass@k; at most `samples`")
     threshold: float = Field(default=0.5, description="a reward of at least this is a pass")
@@ -222,8 +237,8 @@ class Until(Section):
     """Ends the stage when a metric of an evaluation crosses a bound."""
 
     metric: str = Field(description="as in metrics.jsonl, e.g. eval/addition/pass@1")
-    above: float | None = None
-    below: float | None = None
+    above: float | None = Field(default=None, description="end when the metric is at least this")
+    below: float | None = Field(default=None, description="end when the metric is at most this")
 
     @model_validator(mode="after")
     def _one_bound(self) -> Until:
@@ -246,8 +261,8 @@ class Monitor(Section):
 
     samples_every: int = Field(default=20, ge=0, description="steps between stored samples; 0: never")
     samples: PositiveInt = Field(default=4, description="rollouts per stored sample page")
-    tensorboard: bool = False
-    plots: bool = True
+    tensorboard: bool = Field(default=False, description="write event files too (extra tensorboard)")
+    plots: bool = Field(default=True, description="draw plots/ with the report")
     show: list[str] = Field(default_factory=list, description="further metrics in the line of a step")
 
 
@@ -256,8 +271,10 @@ class Runtime(Section):
 
     threads: PositiveInt | None = Field(default=None, description="of torch; default: all cores")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:0 ...")
-    placement: Literal["colocated"] = "colocated"
-    verifier_workers: PositiveInt = 2
+    placement: Literal["colocated"] = Field(
+        default="colocated", description="engine and trainer share the device, in turn"
+    )
+    verifier_workers: PositiveInt = Field(default=2, description="processes that score answers")
     step_timeout_s: float = Field(
         default=3600.0, gt=0, description="deadline of one step; then stacks are dumped"
     )
@@ -277,15 +294,24 @@ class Buffer(Section):
     def _no_password(cls, url: str | None) -> str | None:
         return None if url is None else refuse_password(url)
 
-    lease_s: float = Field(default=3600.0, gt=0)
-    requeue: list[Literal["surplus", "failed"]] = Field(default_factory=lambda: ["surplus", "failed"])
+    lease_s: float = Field(
+        default=3600.0, gt=0, description="a batch that is not trained within this time goes back, seconds"
+    )
+    requeue: list[Literal["surplus", "failed"]] = Field(
+        default_factory=lambda: ["surplus", "failed"],
+        description="which prompts that came to nothing are played once more",
+    )
 
 
 class Weights(Section):
     """How weights travel from trainer to engine."""
 
-    transport: Literal["memory", "disk"] = "memory"
-    proof: Literal["checksum", "probe", "both"] = "both"
+    transport: Literal["memory", "disk"] = Field(
+        default="memory", description="memory: by reference; disk: memory-mapped files"
+    )
+    proof: Literal["checksum", "probe", "both"] = Field(
+        default="both", description="how a sync is proved to have arrived"
+    )
 
 
 FIXED_IN_PHASES = ("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length")
@@ -294,25 +320,28 @@ FIXED_IN_PHASES = ("name", "mode", "steps", "epochs", "max_seconds", "until", "p
 class Stage(Section):
     """One stage; it starts from the checkpoint of the one before."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    mode: Literal["both", "train", "bench"] = "both"
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="lower-case letters, digits, - and _")
+    mode: Literal["both", "train", "bench"] = Field(
+        default="both",
+        description="both: sample and train; train: on data alone; bench: evaluate every model so far",
+    )
     algorithm: str | Free = Field(default="grpo", description="a name, or {kind: name, part: value, ...}")
-    tasks: list[Tasks] = Field(default_factory=list)
-    steps: PositiveInt | None = None
-    epochs: PositiveInt | None = None
+    tasks: list[Tasks] = Field(default_factory=list, description="what is trained on")
+    steps: PositiveInt | None = Field(default=None, description="at most so many")
+    epochs: PositiveInt | None = Field(default=None, description="passes over the tasks")
     max_seconds: float | None = Field(
         default=None, gt=0, description="the stage ends at the first step after it"
     )
-    until: Until | None = None
-    batch: Batch = Field(default_factory=Batch)
-    sync: Sync = Field(default_factory=Sync)
-    sampling: Sampling = Field(default_factory=Sampling)
-    engine: Engine = Field(default_factory=Engine)
-    explorer: Explorer = Field(default_factory=Explorer)
-    trainer: Trainer = Field(default_factory=Trainer)
-    checkpoints: Checkpoints = Field(default_factory=Checkpoints)
-    eval: Eval = Field(default_factory=Eval)
-    phases: list[Phase] = Field(default_factory=list)
+    until: Until | None = Field(default=None, description="ends the stage by a metric")
+    batch: Batch = Field(default_factory=Batch, description="how much a step takes")
+    sync: Sync = Field(default_factory=Sync, description="when the engine gets new weights")
+    sampling: Sampling = Field(default_factory=Sampling, description="how answers are sampled")
+    engine: Engine = Field(default_factory=Engine, description="who samples")
+    explorer: Explorer = Field(default_factory=Explorer, description="how rollouts are scheduled")
+    trainer: Trainer = Field(default_factory=Trainer, description="how the policy is updated")
+    checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="what is kept on disk")
+    eval: Eval = Field(default_factory=Eval, description="held-out tasks")
+    phases: list[Phase] = Field(default_factory=list, description="settings that change from a step on")
     max_length: PositiveInt | None = Field(
         default=None, description="SFT: longer examples are dropped and counted"
     )
@@ -361,19 +390,21 @@ class Stage(Section):
 class Recipe(Section):
     """The whole file."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = 0
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of the run")
+    seed: int = Field(default=0, description="everything random follows from it")
     output: Location = Field(default="runs/{name}", description="run folder; {name} is filled in")
-    policy: Policy = Field(default_factory=Policy)
-    models: dict[str, AuxModel] = Field(default_factory=dict)
-    runtime: Runtime = Field(default_factory=Runtime)
-    buffer: Buffer = Field(default_factory=Buffer)
-    weights: Weights = Field(default_factory=Weights)
-    monitor: Monitor = Field(default_factory=Monitor)
+    policy: Policy = Field(default_factory=Policy, description="the model that is trained")
+    models: dict[str, AuxModel] = Field(default_factory=dict, description="models that help, by name")
+    runtime: Runtime = Field(default_factory=Runtime, description="on what the run takes place")
+    buffer: Buffer = Field(default_factory=Buffer, description="where experience is kept")
+    weights: Weights = Field(default_factory=Weights, description="how weights travel")
+    monitor: Monitor = Field(default_factory=Monitor, description="what a person sees")
     imports: list[Location] = Field(
         default_factory=list, description="Python files or modules that register environments and algorithms"
     )
-    stages: list[Stage] = Field(min_length=1)
+    stages: list[Stage] = Field(
+        min_length=1, description="in order; each starts from the model the one before left"
+    )
 
     @field_validator("output")
     @classmethod
