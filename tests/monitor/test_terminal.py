@@ -64,10 +64,10 @@ def test_plain(value, text):
 
 def test_counts_and_shares():
     assert [compact(v) for v in (950, 12345, 999_700, 4.5e6, 0.5)] == ["950", "12.3k", "1.0M", "4.5M", "0.5"]
-    assert write_metric("rollout/solved", 0.613) == "61%"
+    assert write_metric("reward/solved", 0.613) == "61%"
     assert write_metric("rollout/truncated", 0.004) == "0.4%"
-    assert write_metric("rollout/length", 11.3) == "11.3"
-    assert write_metric("time/train", 75.0) == "1m15s"
+    assert write_metric("rollout/length_mean", 11.3) == "11.3"
+    assert write_metric("time/train_s", 75.0) == "1m15s"
     assert write_metric("train/loss", None) == "-"
 
 
@@ -94,14 +94,14 @@ def test_no_two_ticks_read_the_same(low, gap, kind, n):
 
 FULL = {
     "reward/mean": 0.62,
-    "rollout/solved": 0.61,
-    "rollout/length": 11.3,
+    "reward/solved": 0.61,
+    "rollout/length_mean": 11.3,
     "train/loss": -0.0123,
     "train/kl": 0.001,
     "train/entropy": 1.21,
     "train/grad_norm": 0.4,
     "engine/tokens_per_s": 12345.0,
-    "time/step": 1.8,
+    "time/step_s": 1.8,
 }
 
 
@@ -122,9 +122,9 @@ def test_step_line_reads_as_documented():
 
 def test_quiet_columns_show_once_there_is_something():
     line = StepLine("rl", 9, clock=Clock())
-    assert "unscored" not in line.format(1, {"reward/mean": 1.0, "rollout/unscored": 0.0}, 100).plain
-    assert "unscored  25%" in line.format(2, {"reward/mean": 1.0, "rollout/unscored": 0.25}, 100).plain
-    assert "unscored   0%" in line.format(3, {"reward/mean": 1.0, "rollout/unscored": 0.0}, 100).plain
+    assert "unscored" not in line.format(1, {"reward/mean": 1.0, "reward/unscored": 0.0}, 100).plain
+    assert "unscored  25%" in line.format(2, {"reward/mean": 1.0, "reward/unscored": 0.25}, 100).plain
+    assert "unscored   0%" in line.format(3, {"reward/mean": 1.0, "reward/unscored": 0.0}, 100).plain
 
 
 def test_extra_metrics_and_no_total():

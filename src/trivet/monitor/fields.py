@@ -29,8 +29,8 @@ class Field:
 
 STEP_FIELDS: tuple[Field, ...] = (
     Field("reward/mean", "reward", "number", 5, rank=100, better=1),
-    Field("rollout/solved", "solved", "percent", 4, rank=80),
-    Field("rollout/length", "length", "number", 5, rank=70, decimals=1),
+    Field("reward/solved", "solved", "percent", 4, rank=80),
+    Field("rollout/length_mean", "length", "number", 5, rank=70, decimals=1),
     Field("train/loss", "loss", "number", 7, rank=90, decimals=4),
     Field("train/accuracy", "accuracy", "percent", 4, rank=65),
     Field("train/margin", "margin", "number", 6, rank=64),
@@ -39,9 +39,10 @@ STEP_FIELDS: tuple[Field, ...] = (
     Field("train/grad_norm", "gradient", "number", 5, rank=40, decimals=2),
     Field("engine/tokens_per_s", "tok/s", "rate", 5, rank=30),
     Field("rollout/truncated", "cut off", "percent", 4, rank=58, quiet=True),
-    Field("rollout/unscored", "unscored", "percent", 4, rank=85, quiet=True),
-    Field("rollout/lag", "lag", "number", 3, rank=55, decimals=1, quiet=True),
-    Field("buffer/stale", "stale", "count", 3, rank=54, quiet=True),
+    Field("reward/unscored", "unscored", "percent", 4, rank=85, quiet=True),
+    Field("buffer/lag", "lag", "number", 3, rank=55, decimals=1, quiet=True),
+    Field("explorer/filtered", "filtered", "count", 3, rank=54, quiet=True),
+    Field("explorer/failed", "failed", "count", 3, rank=56, quiet=True),
     Field("train/skipped", "skipped", "count", 2, rank=86, quiet=True),
 )
 """In the order of the line. Duration and ETA follow."""
@@ -138,12 +139,14 @@ def guess_kind(key: str) -> Kind:
         return "seconds"
     if last.endswith("_per_s"):
         return "rate"
-    if "pass@" in key or last in _SHARES or last.endswith("_fraction"):
+    if key.endswith("/short"):
+        return "count"
+    if "pass@" in key or last in _SHARES or key.startswith("rollout/ended/"):
         return "percent"
     return "number"
 
 
-_SHARES = {"solved", "truncated", "unscored", "accuracy", "no_signal", "aborted"}
+_SHARES = {"solved", "truncated", "unscored", "accuracy", "all_solved", "none_solved", "all_equal", "clipped"}
 FIELD_OF = {field.key: field for field in STEP_FIELDS}
 
 

@@ -20,6 +20,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from trivet.monitor.facts import machine, versions
 from trivet.monitor.fields import duration
 from trivet.monitor.files import (
     JsonLines,
@@ -36,7 +37,7 @@ from trivet.monitor.progress import Bar, Board
 from trivet.monitor.run_folder import RunFolder
 from trivet.monitor.safe_text import printable
 from trivet.monitor.samples import SamplePages
-from trivet.monitor.summary import eval_line, first_evals, summary_rows, versions
+from trivet.monitor.summary import eval_line, first_evals, summary_rows
 from trivet.monitor.terminal import StepLine, make_console, marks
 from trivet.types import Rollout
 
@@ -108,12 +109,16 @@ class Monitor:
         self._evals = first_evals(read_metrics(self.run_dir))
         self._session = {"start": time.time(), "end": time.time()}
         self._save_run(versions=versions())
+        self.about(**machine())
 
     # -- what the run says ------------------------------------------------------------------------
 
-    def about(self, *, name: str = "", machine: Mapping[str, Any] | None = None, **facts: Any) -> None:
-        """Facts for the report's header: the run's name, the machine (processor, memory ...), others."""
-        self._save_run(**({"name": name} if name else {}), machine=dict(machine or {}), **facts)
+    def about(self, *, name: str = "", **facts: Any) -> None:
+        """For the report's header: the run's name, and facts beside the processor, cores and memory (which
+        the monitor finds itself): `device="cpu"`, `threads=2`, `parameters="1.1M"` ..."""
+        with self._lock:
+            known = read_json(self.run_dir / "run.json", {}).get("machine", {})
+            self._save_run(name=name, machine=known | facts)
 
     def stage(
         self, name: str, *, what: str = "", source: str = "", until: str = "", steps: int | None = None
@@ -204,7 +209,7 @@ class Monitor:
             self._print(_rich_table(title, columns, cells))
 
     def rewind(self, stage: str, step: int) -> int:
-        """A run resumes from the checkpoint of `step`: drop what was written after it.
+        """A run resumes from the checkpoint of `step` (-1: from nothing): drop what was written after it.
 
         Takes metrics lines, sample pages and tables of `stage` after `step` and of all later stages; how
         many metrics lines went. Each file is replaced atomically.
@@ -226,7 +231,8 @@ class Monitor:
             self._evals = first_evals(read_metrics(self.run_dir))
             if self._tensorboard is not None:
                 self._tensorboard.rewind(stage, step, later)
-            self._event("rewind", text=f"resumed after step {step}", at=stage, to=step)
+            if dropped:
+                self._event("rewind", text=f"resumed after step {max(0, step)}", at=stage, to=step)
         return dropped
 
     def report(self) -> Path:
@@ -314,7 +320,7 @@ class Monitor:
             start = self._session["start"]
             self._session["end"] = time.time()
             sessions = [s for s in run.get("sessions", []) if s.get("start") != start]
-            run |= {key: value for key, value in facts.items() if value or key not in run}
+            run |= {key: value for key, value in facts.items() if value}
             run["sessions"] = [*sessions, dict(self._session)]
             write_json(path, run)
 

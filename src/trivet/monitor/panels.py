@@ -105,10 +105,18 @@ _LINES: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         "outcome",
         "Outcome of rollouts",
         (
-            ("rollout/solved", "solved"),
+            ("reward/solved", "solved"),
             ("rollout/truncated", "cut off"),
-            ("rollout/unscored", "unscored"),
-            ("rollout/no_signal", "groups without signal"),
+            ("reward/unscored", "unscored"),
+        ),
+    ),
+    (
+        "groups",
+        "Groups",
+        (
+            ("group/all_solved", "all solved"),
+            ("group/none_solved", "none solved"),
+            ("group/all_equal", "all rewards equal"),
         ),
     ),
     ("loss", "Loss", (("train/loss", "loss"),)),
@@ -117,14 +125,21 @@ _LINES: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("entropy", "Entropy (nats)", (("train/entropy", "entropy"),)),
     ("kl", "KL (nats a token)", (("train/kl", "to the sampler"), ("train/ref_kl", "to the reference"))),
     ("grad_norm", "Gradient norm", (("train/grad_norm", "before clipping"),)),
-    ("length", "Response length (tokens)", (("rollout/length", "mean"), ("rollout/length_max", "longest"))),
-    ("turns", "Turns", (("rollout/turns", "mean"),)),
+    (
+        "length",
+        "Response length (tokens)",
+        (
+            ("rollout/length_mean", "mean"),
+            ("rollout/length_p90", "90th percentile"),
+            ("rollout/length_max", "longest"),
+        ),
+    ),
     (
         "speed",
         "Tokens a second",
         (("engine/tokens_per_s", "sampling"), ("train/tokens_per_s", "training")),
     ),
-    ("lag", "Lag of the sampling weights (steps)", (("rollout/lag", "mean"),)),
+    ("lag", "Lag of the sampling weights (steps)", (("buffer/lag", "lag"),)),
     ("lr", "Learning rate", (("train/lr", "learning rate"),)),
 )
 
@@ -295,7 +310,7 @@ def _lines(
 
 
 _SPLIT = {"loss", "grad_norm", "length"}
-_QUIET = {"rollout/truncated", "rollout/unscored", "rollout/no_signal", "rollout/lag"}
+_QUIET = {"rollout/truncated", "reward/unscored", "buffer/lag"}
 
 
 def _evaluations(history: History) -> list[Panel]:
@@ -303,7 +318,8 @@ def _evaluations(history: History) -> list[Panel]:
     kinds: dict[str, set[str]] = {}
     for record in history.records:
         for name, metrics in eval_metrics(record).items():
-            kinds.setdefault(name, set()).update(metrics)
+            if "@" not in name:  # the models of a bench stage are no curve
+                kinds.setdefault(name, set()).update(metrics)
     mains: dict[str, Panel] = {}
     several: list[Panel] = []
     for name, metrics in kinds.items():
@@ -352,24 +368,31 @@ def _add_points(history: History, panel: Panel, key: str, name: str) -> None:
 
 
 def _reward_parts(history: History) -> list[Panel]:
-    own = {"reward/mean", "reward/std", "reward/min", "reward/max"}
-    keys = sorted(k for k in history.keys if k.startswith("reward/") and k not in own)[:8]
-    curves = [curve for key in keys if (curve := history.series(key, key.removeprefix("reward/")))]
+    keys = sorted(k for k in history.keys if k.startswith("reward/part/"))[:8]
+    curves = [curve for key in keys if (curve := history.series(key, key.removeprefix("reward/part/")))]
     return [Panel("reward_parts", "Parts of the reward", "line", "number", curves)] if curves else []
 
 
+def _time_parts(keys: set[str]) -> dict[str, str]:
+    """Metric -> name of the parts of a step; parts of parts (train_forward_s of train_s) left out."""
+    names = {k: k.removeprefix("time/").removesuffix("_s") for k in sorted(keys) if k.startswith("time/")}
+    names.pop("time/step_s", None)
+    return {k: n for k, n in names.items() if not any(n.startswith(f"{other}_") for other in names.values())}
+
+
 def _times(history: History) -> list[Panel]:
-    """Where a step's time goes: parts, and what is left of time/step as `other`."""
-    keys = sorted(k for k in history.keys if k.startswith("time/") and k not in ("time/step", "time/total"))
-    steps = [r for r in history.records if any(r.get(k) is not None for k in (*keys, "time/step"))]
+    """Where a step's time goes: its parts, and what is left of time/step_s as `other`."""
+    parts = _time_parts(history.keys)
+    keys = list(parts)
+    steps = [r for r in history.records if any(r.get(k) is not None for k in (*keys, "time/step_s"))]
     steps = [r for r in steps if r["step"] > 0]
     if not steps or not keys:
         return []
     x = np.array([history._start[r["stage"]] + r["step"] for r in steps], np.float64)
     table = np.array([[r.get(k) or 0.0 for k in keys] for r in steps], np.float64)
-    whole = np.array([r.get("time/step") or 0.0 for r in steps], np.float64)
+    whole = np.array([r.get("time/step_s") or 0.0 for r in steps], np.float64)
     rest = np.maximum(whole - table.sum(1), 0.0)
-    names = [k.removeprefix("time/") for k in keys]
+    names = list(parts.values())
     if rest.sum() > 0.02 * max(whole.sum(), 1e-9):
         table, names = np.column_stack([table, rest]), [*names, "other"]
     order = sorted(range(len(names)), key=lambda i: (names[i] == "other", -table[:, i].sum()))

@@ -15,7 +15,7 @@ from trivet.monitor.safe_text import esc
 from trivet.monitor.samples import content_text, shorten
 from trivet.monitor.summary import (
     change,
-    eval_metrics,
+    eval_histories,
     interval,
     last_steps,
     main_metric,
@@ -66,18 +66,15 @@ def _plain(value: Any) -> str:
 
 def results(folder: RunFolder) -> str:
     """A card for each taskset (before, after, interval), then the run's plain numbers."""
-    histories: dict[str, list[dict[str, Any]]] = {}
-    for record in folder.records:
-        for name, metrics in eval_metrics(record).items():
-            histories.setdefault(name, []).append(metrics)
-    cards = "".join(_card(name, history) for name, history in histories.items())
+    histories = eval_histories(folder.records)
+    cards = "".join(_card(label, history) for label, history in histories.items())
     body = f'<div class="cards">{cards}</div>' if cards else ""
     tiles = "".join(f"<div><b>{esc(v)}</b><span>{esc(k)}</span></div>" for k, v in _numbers(folder) if v)
     return section("results", "Results", body + (f'<div class="panel tiles">{tiles}</div>' if tiles else ""))
 
 
-def _card(name: str, history: list[dict[str, Any]]) -> str:
-    first, last = history[0], history[-1]
+def _card(name: str, history: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    (place, first), (end, last) = history[0], history[-1]
     key = main_metric(first)
     if key is None:
         return ""
@@ -88,9 +85,9 @@ def _card(name: str, history: list[dict[str, Any]]) -> str:
     before = f'<span class="before">{esc(write_eval(key, old))}</span><span class="arrow">→</span>'
     bounds = interval(last, key)
     note = f"interval {write_eval(key, bounds[0])} to {write_eval(key, bounds[1])}" if bounds else ""
-    if last.get("count"):
-        note += ("<br>" if note else "") + f"{compact(last['count'])} rollouts"
-    values = [m[key] for m in history if m.get(key) is not None]
+    where = f"{place} to {end}" if len(history) > 1 else place
+    note = f"{esc(where)}{'<br>' if note else ''}{note}"
+    values = [m[key] for _, m in history if m.get(key) is not None]
     return (
         f'<article class="card"><header><h3>{esc(name)}</h3><span class="soft">{esc(key)}</span></header>'
         f'<div class="pair">{before if len(history) > 1 else ""}'
@@ -108,7 +105,7 @@ def _numbers(folder: RunFolder) -> list[tuple[str, str]]:
         return [r[key] for r in records if r.get(key) is not None]
 
     rewards, losses = values("reward/mean"), values("train/loss")
-    sampled, speed = values("engine/tokens"), sorted(values("engine/tokens_per_s"))
+    sampled, speed = values("rollout/tokens"), sorted(values("engine/tokens_per_s"))
     out = [("steps", f"{steps:,}" if steps else "")]
     if rewards:
         ends = [write_metric("reward/mean", v) for v in (rewards[0], rewards[-1])]
@@ -116,9 +113,14 @@ def _numbers(folder: RunFolder) -> list[tuple[str, str]]:
     elif losses:
         ends = [write_metric("train/loss", v) for v in (losses[0], losses[-1])]
         out.append(("loss, first and last step", " → ".join(ends)))
-    out.append(("rollouts trained", compact(sum(values("rollout/count"))) if values("rollout/count") else ""))
+    out.append(("rollouts", compact(sum(values("rollout/count"))) if values("rollout/count") else ""))
     out.append(("tokens sampled", compact(sum(sampled)) if sampled else ""))
-    out.append(("tokens trained", compact(sum(values("train/tokens"))) if values("train/tokens") else ""))
+    out.append(
+        (
+            "tokens trained",
+            compact(sum(values("train/tokens_trained"))) if values("train/tokens_trained") else "",
+        )
+    )
     out.append(("tokens a second, sampling (median)", compact(speed[len(speed) // 2]) if speed else ""))
     warned = sum(entry["total"] for entry in folder.warnings())
     out.append(("warnings", str(warned) if warned else "none"))

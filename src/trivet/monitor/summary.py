@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from rich.text import Text
@@ -12,18 +10,6 @@ from rich.text import Text
 from trivet.monitor.fields import duration, guess_kind, write, write_metric
 
 Values = Mapping[str, Any]
-_PACKAGES = ("trivet", "torch", "transformers", "tokenizers", "renderers", "safetensors", "numpy")
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python, the platform and the packages a run's numbers depend on (none is imported)."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def eval_metrics(record: Values) -> dict[str, dict[str, Any]]:
@@ -43,6 +29,23 @@ def first_evals(records: Sequence[Values]) -> dict[str, dict[str, Any]]:
         for name, metrics in eval_metrics(record).items():
             first.setdefault(name, metrics)
     return first
+
+
+def eval_histories(records: Sequence[Values]) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """label -> (where, metrics) of each evaluation in order.
+
+    A taskset is one label; the models a bench stage compares (`addition@sft`) are another, and `where` is
+    the model's name.
+    """
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for record in records:
+        for name, metrics in eval_metrics(record).items():
+            taskset, at, model = name.rpartition("@")
+            label = f"{taskset}, models compared" if at else name
+            found.setdefault(label, []).append(
+                (model if at else f"{record['stage']} {record['step']}", metrics)
+            )
+    return found
 
 
 def main_metric(metrics: Values) -> str | None:
@@ -133,14 +136,12 @@ def summary_rows(
     for stage, step in last_steps(records).items():
         own = [r for r in records if r["stage"] == stage]
         rows.append([f"{stage} ({step} steps, {duration(seconds.get(stage, 0.0))})", *_first_and_last(own)])
-    last: dict[str, dict[str, Any]] = {}
-    for record in records:
-        last |= eval_metrics(record)
-    for name, before in first_evals(records).items():
+    for label, history in eval_histories(records).items():
+        before, after = history[0][1], history[-1][1]
         key = main_metric(before)
         if key is not None:
-            old, new = before.get(key), last[name].get(key)
-            row = [f"eval {name}", key, write_eval(key, old), write_eval(key, new), change(key, new, old)[0]]
+            old, new = before.get(key), after.get(key)
+            row = [f"eval {label}", key, write_eval(key, old), write_eval(key, new), change(key, new, old)[0]]
             rows.append(row)
     if run.get("sessions"):
         rows.append(["whole run", "time", "", duration(run_seconds(run)), ""])

@@ -124,7 +124,7 @@ class StepLine:
         """The line of `step`, at most `width` cells wide."""
         now = self._clock()
         before, since = self._times[-1]
-        taken = metrics.get("time/step")
+        taken = metrics.get("time/step_s")
         taken = now - since if taken is None else taken
         if before < 0:  # the first line of this process: its start stands for the step before
             self._times[0] = (step - 1, since)
