@@ -103,7 +103,12 @@ class ChatML:
     def _encode_content(self, text: str) -> list[int]:
         if not text:
             return []
-        ids = list(self._content.encode(text, add_special_tokens=False).ids)
+        try:
+            ids = list(self._content.encode(text, add_special_tokens=False).ids)
+        except TypeError:
+            # Half of a surrogate pair, as JSON escapes can bring in: no text that UTF-8 can hold.
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            ids = list(self._content.encode(text, add_special_tokens=False).ids)
         if self._unknown is not None and self._unknown in ids:
             strange = [c for c in dict.fromkeys(text) if self._unknown in self._content.encode(c).ids]
             raise RenderError(

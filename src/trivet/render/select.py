@@ -10,7 +10,7 @@ from trivet.render.base import Renderer, RenderError
 
 
 def load_tokenizer(path: str | Path, revision: str | None = None) -> Any:
-    """The fast tokenizer of a model directory or hub name; no code of the model is run. Raises RenderError."""
+    """The fast tokenizer of a model directory or hub name; no code of a model is run. Raises RenderError."""
     from transformers import AutoTokenizer
 
     try:
