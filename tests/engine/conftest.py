@@ -108,7 +108,7 @@ def reference() -> Callable[..., np.ndarray]:
     return full_logprobs
 
 
-@pytest.fixture()
+@pytest.fixture
 def engines() -> Iterator[Callable[..., TorchEngine]]:
     """engines(model, **settings): closed at the end of the test."""
     made: list[TorchEngine] = []
@@ -123,7 +123,7 @@ def engines() -> Iterator[Callable[..., TorchEngine]]:
         engine.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def prompt() -> Callable[..., np.ndarray]:
     """prompt(length, seed=0): random ids."""
 

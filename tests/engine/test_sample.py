@@ -88,7 +88,9 @@ def test_a_token_of_probability_zero_is_never_drawn(vocab: int, seed: int, u: fl
     logits = np.full(vocab, -np.inf, np.float32)
     alive = rng.choice(vocab, rng.integers(1, min(vocab, 9)), replace=False)
     logits[alive] = rng.normal(0, 20, len(alive))
-    drawn = sample(torch.from_numpy(logits[None]), torch.tensor([u], dtype=torch.float64), _plan((1, 1, 0, 0)))
+    drawn = sample(
+        torch.from_numpy(logits[None]), torch.tensor([u], dtype=torch.float64), _plan((1, 1, 0, 0))
+    )
     assert drawn.ids_B[0] in alive
     assert np.isfinite(drawn.logprob_B).all()
 

@@ -35,8 +35,12 @@ def uniforms(seed: int, n: int) -> np.ndarray:
 def _invert(weight_BV: Tensor, u_B: Tensor) -> Tensor:
     """The index at which the cumulative weight passes u of the total; never one of weight 0. (_B,)"""
     cumulative = weight_BV.cumsum(-1, dtype=torch.float64)
-    target = cumulative[:, -1] * u_B
-    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    return _passing(cumulative, (cumulative[:, -1] * u_B)[:, None])[:, 0]
+
+
+def _passing(cumulative: Tensor, target: Tensor) -> Tensor:
+    """First index of each row above its target; in range also where a row is NaN (reported by the caller)."""
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
 
 
 def choose(p_BV: Tensor, u_B: Tensor) -> Tensor:
@@ -54,7 +58,7 @@ def choose(p_BV: Tensor, u_B: Tensor) -> Tensor:
         sums = torch.cat([sums, p_BV[:, even:].sum(-1, keepdim=True)], -1)
     cumulative = sums.cumsum(-1, dtype=torch.float64)
     target = (cumulative[:, -1] * u_B)[:, None]
-    block = torch.searchsorted(cumulative, target, right=True)
+    block = _passing(cumulative, target)
     mass = sums.gather(1, block).double()
     before = cumulative.gather(1, block) - mass
     inside = ((target - before) / mass).clamp_(0.0, _BELOW_ONE)[:, 0]
