@@ -32,9 +32,10 @@ class Taskset:
 
 
 def fingerprint(tasks: Iterable[Task]) -> str:
-    """16 hexadecimal digits over all tasks; the order does not enter."""
+    """16 hexadecimal digits over all ids and contents; neither order nor the place of the files enters."""
     digest = hashlib.sha256()
-    for one in sorted(content_hash(task.to_dict()) for task in tasks):
+    rows = ([task.id, task.env, [m.to_dict() for m in task.messages], task.payload] for task in tasks)
+    for one in sorted(map(content_hash, rows)):
         digest.update(one.encode())
     return digest.hexdigest()[:16]
 
