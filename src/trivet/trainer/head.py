@@ -17,7 +17,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from trivet.trainer.fast import add_rows, gradient_of
+
 _TINY = 1e-30  # below this a float32 probability is too rounded to take its logarithm
+_CACHED = 1 << 18  # elements of a block that stays in a core's cache
 _SMALL_VOCABULARY = 1 << 22  # elements of a chunk that cost less than a chunk's calls
 
 
@@ -99,22 +102,29 @@ class Head:
 
     @torch.no_grad()
     def backward(
-        self, hidden_P: torch.Tensor, at: Positions, gradient: Gradient, *, entropy: bool = False
+        self,
+        hidden_P: torch.Tensor,
+        at: Positions,
+        gradient: Gradient,
+        *,
+        entropy: bool = False,
+        keep: bool = False,
     ) -> torch.Tensor:
-        """One pass forward and back: adds to the gradients of weight and bias, returns d loss / d hidden (_P, .).
+        """One pass forward and back: adds to the gradients of weight and bias; d loss / d hidden (_P, hidden).
 
-        `gradient` is called once for each chunk, in order, with the chunk's log-probabilities.
+        `gradient` is called once for each chunk, in order, with the chunk's log-probabilities (and entropies with
+        `entropy`). Only with `keep` may it return a derivative by the entropy: the logits are then kept beside p.
         """
         d_hidden = torch.zeros(hidden_P.shape, dtype=self.wide, device=hidden_P.device)
         matrix = self._matrix()
         for start in range(0, len(at), self.chunk):
             part = slice(start, min(start + self.chunk, len(at)))
             scaled = self._scaled(hidden_P, at, part)
-            logp, spread, z, p = self._forward(scaled, at, part, matrix, entropy)
+            logp, spread, z, p = self._forward(scaled, at, part, matrix, entropy, keep)
             g, g_entropy = gradient(part, logp, spread)
             if g_entropy is not None:
                 if z is None or spread is None:
-                    raise ValueError("a gradient by the entropy needs the entropy")
+                    raise ValueError("a gradient by the entropy needs `entropy` and `keep`")
                 self._weigh(p, z, logp, spread, g, g_entropy, at.target_N[part])
             self._accumulate(d_hidden, scaled, p, g, at, part, matrix, weighed=g_entropy is not None)
         return d_hidden
@@ -128,33 +138,44 @@ class Head:
         return rows.div_(at.temperature_N[part, None])
 
     def _forward(
-        self, scaled: torch.Tensor, at: Positions, part: slice, matrix: torch.Tensor, entropy: bool
+        self,
+        scaled: torch.Tensor,
+        at: Positions,
+        part: slice,
+        matrix: torch.Tensor,
+        entropy: bool,
+        keep: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-        """log p (_n,), entropy, z (only with entropy), p (_n, _V) of one chunk."""
+        """log p (_n,), entropy, z (only with `keep`), p (_n, _V) of one chunk."""
         n, target = len(scaled), at.target_N[part, None]
         z = self._buffer("logits", n, len(at))
         self._logits(scaled, at.temperature_N[part], matrix, z)
-        p = self._buffer("probabilities", n, len(at)) if entropy else z
+        p = self._buffer("probabilities", n, len(at)) if keep else z
         picked = z.gather(1, target).squeeze(1)
-        torch.softmax(z, -1, out=p)
+        mean = self._softmax(z, p, entropy)
         chosen = p.gather(1, target).squeeze(1)
         logp = chosen.log()
         rare = (chosen < _TINY).nonzero().squeeze(1)
         if len(rare):  # too improbable for p itself: from the logits, these rows only
-            again = (
-                z[rare]
-                if entropy
-                else torch.empty(len(rare), len(self.weight), dtype=self.wide, device=z.device)
-            )
-            if not entropy:
-                self._logits(scaled[rare], at.temperature_N[part][rare], matrix, again)
+            again = z.new_empty(len(rare), z.shape[1])
+            self._logits(scaled[rare], at.temperature_N[part][rare], matrix, again)
             logp[rare] = picked[rare] - again.logsumexp(-1)
-        if not entropy:
-            return logp, None, None, p
-        top, where = p.max(-1)
-        log_sum = z.gather(1, where[:, None]).squeeze(1) - top.log()
-        mean = torch.bmm(p.unsqueeze(1), z.unsqueeze(2)).view(-1)
-        return logp, log_sum - mean, z, p
+        return logp, None if mean is None else picked - logp - mean, z if keep else None, p
+
+    def _softmax(self, z: torch.Tensor, p: torch.Tensor, mean: bool) -> torch.Tensor | None:
+        """p = softmax(z), in place where they are one; the mean of z under p (_n,) if asked for.
+
+        A few rows at a time, so that what the second look needs is still in the cache.
+        """
+        rows = max(_CACHED // z.shape[1], 1) if z.device.type == "cpu" else len(z)
+        out = z.new_empty(len(z)) if mean else None
+        for start in range(0, len(z), rows):
+            block = z[start : start + rows]
+            own = block.clone() if mean else None
+            part = torch.softmax(block, -1, out=p[start : start + rows])
+            if out is not None and own is not None:
+                out[start : start + rows] = own.mul_(part).sum(-1)
+        return out
 
     def _logits(
         self, scaled: torch.Tensor, temperature: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor
@@ -201,20 +222,14 @@ class Head:
         back = picked.mul_(g).sub_(back) if weighed else picked.sub_(back).mul_(g)
         d_hidden.index_add_(0, at.source_N[part], back.div_(at.temperature_N[part, None]))
         if self.weight.requires_grad:
-            grad, pulled = _grad(self.weight), scaled * g
+            grad, pulled = gradient_of(self.weight), scaled * g
             right = (scaled if weighed else pulled).to(matrix.dtype)
             if matrix.dtype == grad.dtype:
                 grad.addmm_(p.t(), right, alpha=-1)
             else:
                 grad.sub_(torch.mm(p.t(), right))
-            grad.index_add_(0, target, pulled.to(grad.dtype))
+            add_rows(grad, target, pulled)
         if self.bias is not None and self.bias.requires_grad:
-            grad, rate = _grad(self.bias), at.temperature_N[part].reciprocal()
+            grad, rate = gradient_of(self.bias), at.temperature_N[part].reciprocal()
             grad.sub_(p.t().to(self.wide).mv(rate if weighed else rate * g[:, 0]).to(grad.dtype))
             grad.index_add_(0, target, (rate * g[:, 0]).to(grad.dtype))
-
-
-def _grad(parameter: torch.Tensor) -> torch.Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trivet.trainer import attention
+from trivet.trainer import attention, fast
 from trivet.trainer.attention import AttentionPlan
 from trivet.trainer.head import Head
 from trivet.trainer.packing import MicroBatch, plan
@@ -69,6 +69,7 @@ class PackedModel:
             )
         wide = projection.weight.dtype == torch.float64
         self.head = Head(projection.weight, projection.bias, chunk, torch.float64 if wide else self.compute)
+        fast.replace_norms(module)
         self._prove()
         self._checkpoint_layers(gradient_checkpointing)
 
@@ -82,8 +83,12 @@ class PackedModel:
         """Last hidden states (_P, hidden), after the final norm."""
         half = self.compute != torch.float32 and self.head.dtype != torch.float64
         with torch.autocast(self.device.type, self.compute) if half else nullcontext():
+            rows = fast.embed(self.module.get_input_embeddings(), ids_P)
             out = self.body(
-                input_ids=ids_P[None], position_ids=position_P[None], use_cache=False, trivet_plan=layout
+                inputs_embeds=rows[None],
+                position_ids=position_P[None],
+                use_cache=False,
+                trivet_plan=layout,
             )
         return out.last_hidden_state[0]
 

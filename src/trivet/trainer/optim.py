@@ -6,12 +6,13 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import nn
 
 from trivet.recipe.schema import Trainer as Config
+
+_LARGE = 1 << 23  # elements
 
 
 class PatternError(ValueError):
@@ -89,6 +90,16 @@ def learning_rate(config: Config, update: int, total: int | None) -> float:
     done = min((update - config.warmup_steps) / span, 1.0)
     shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * shape)
+
+
+def clear_gradients(module: nn.Module) -> None:
+    """Drop gradients, so that the next is taken over and not added; large ones are zeroed in place, since fresh
+    memory of that size costs more than writing zeros."""
+    for p in module.parameters():
+        if p.grad is not None and p.numel() >= _LARGE:
+            p.grad.zero_()
+        else:
+            p.grad = None
 
 
 def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:

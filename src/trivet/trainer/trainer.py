@@ -175,7 +175,7 @@ class Trainer:
         begin = time.perf_counter()
         grid = self._plan(prepared.batch, prepared.trained_T, _units(prepared))
         clock = {"plan": time.perf_counter() - begin, "forward": 0.0, "backward": 0.0, "optim": 0.0}
-        self.optimiser.zero_grad()
+        optim.clear_gradients(self.model.module)
         loss, stats, broken = 0.0, {}, None
         for micro in grid.micro:
             part, more = self._accumulate(prepared, micro, clock)
@@ -228,9 +228,11 @@ class Trainer:
                 at,
                 lambda part, *_: (g[part], None if g_entropy is None else g_entropy[part]),
                 entropy=g_entropy is not None,
+                keep=g_entropy is not None,
             )
         else:
-            d_hidden = head.backward(states, at, terms, entropy=entropy)
+            keep = prepared.algorithm.entropy
+            d_hidden = head.backward(states, at, terms, entropy=entropy, keep=keep)
         if hidden.requires_grad:
             hidden.backward(d_hidden.to(hidden.dtype))
         clock["backward"] += time.perf_counter() - start
@@ -253,7 +255,7 @@ class Trainer:
             for n, p in self.model.module.named_parameters()
             if p.grad is not None and not p.grad.isfinite().all()
         ]
-        self.optimiser.zero_grad()
+        optim.clear_gradients(self.model.module)
         if self.bad_updates >= self.config.max_bad_updates:
             where = (
                 f"; gradients that are not finite: {', '.join(bad[:4])} ({len(bad)} in all)" if bad else ""
