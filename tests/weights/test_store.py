@@ -76,6 +76,14 @@ def test_disk_keeps_the_last(tmp_path: Path) -> None:
         store.publish(weights(), 9)
 
 
+def test_what_a_killed_publisher_left_is_swept(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    (tmp_path / ".v00000001.safetensors.1.part").write_bytes(b"half")
+    assert store.latest() is None
+    store.publish(weights(), 1)
+    assert os.listdir(tmp_path) == ["v00000001.safetensors"]
+
+
 def test_disk_errors_are_clear(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     with pytest.raises(WeightsError, match="it is empty"):

@@ -54,7 +54,7 @@ class Renderer(Protocol):
         tools: Sequence[Mapping[str, Any]] = (),
         generate: bool = False,
     ) -> Rendered:
-        """The whole conversation; `generate` adds the generation prompt. Ids equal the official template's."""
+        """The whole conversation; `generate` adds the generation prompt. Ids are the official template's."""
         ...
 
     def extend(

@@ -52,15 +52,20 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int32)
 
 
+def _block_sums_cpu(words: torch.Tensor, place: torch.Tensor, blocks: int) -> torch.Tensor:
+    """sum_j x_(b,j) * w_j of every block, int64, shape (blocks,). One fused pass: the integer dot product,
+    which exists on CPUs only."""
+    sums = torch.zeros(blocks, dtype=torch.int64)
+    wide = torch.empty(_BLOCK, dtype=torch.int64)
+    for b in range(blocks):
+        part = words[b * _BLOCK : (b + 1) * _BLOCK]
+        torch.dot(wide[: len(part)].copy_(part), place[: len(part)], out=sums[b])
+    return sums
+
+
 def _block_sums(words: torch.Tensor, place: torch.Tensor, blocks: int) -> torch.Tensor:
-    """sum_j x_(b,j) * w_j of every block, int64, shape (blocks,)."""
+    """The same on any device."""
     sums = torch.zeros(blocks, dtype=torch.int64, device=words.device)
-    if words.device.type == "cpu":  # the integer dot product is one fused pass, but exists on CPUs only
-        wide = torch.empty(_BLOCK, dtype=torch.int64)
-        for b in range(blocks):
-            part = words[b * _BLOCK : (b + 1) * _BLOCK]
-            torch.dot(wide[: len(part)].copy_(part), place[: len(part)], out=sums[b])
-        return sums
     for first in range(0, blocks, _PASS):
         part = words[first * _BLOCK : (first + _PASS) * _BLOCK]
         whole = len(part) // _BLOCK
@@ -82,7 +87,7 @@ def checksum(tensor: torch.Tensor) -> str:
     device = words.device
     place = _place_multipliers(str(device))
     blocks = -(-len(words) // _BLOCK)
-    sums = _block_sums(words, place, blocks)
+    sums = (_block_sums_cpu if device.type == "cpu" else _block_sums)(words, place, blocks)
     total = (sums * _multipliers(_SEED_BLOCK, 0, blocks).to(device)).sum()
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype}{list(tensor.shape)}:{int(total.item()) % 2**64:016x}".replace(" ", "")

@@ -156,6 +156,8 @@ class DiskStore:
 
         version, target = published.version, self.path(published.version)
         need = sum(t.numel() * t.element_size() for t in tensors.values())
+        for left in self.directory.glob(".v*.part"):  # of a publisher that was killed; there is one at a time
+            left.unlink(missing_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
         meta = {"version": version, "step": published.step}
         meta |= {"checksums": published.checksums, "tied": published.tied}
