@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trivet.recipe import schema
+from trivet.rewards import answers
 from trivet.rewards.math import MathVerifier
 from trivet.tasks import Taskset, TasksetError, load_tasks
 from trivet.types import Message, Scored, ToolCall
@@ -217,6 +218,23 @@ def test_real_math_scores_itself() -> None:
     _all_score_one(taskset, algebra=False)
     named = load(MATH / "math500" / "math500_stripped.jsonl")
     assert len(named) == 500
+
+
+@pytest.mark.slow
+def test_real_math_answers_are_read_by_the_algebra() -> None:
+    """All gold answers of MATH-500 parse, equal themselves, and none is refused as too large."""
+    if not (MATH / "math500").is_dir():
+        pytest.skip("no MATH-500 here")
+    golds = [task.payload["answer"] for task in load(MATH / "math500" / "math500_stripped.jsonl").tasks]
+    forms = [answers.normalise(gold) for gold in golds]
+    assert [form for form in forms if answers.too_large(form)] == []
+
+    async def check() -> list[str]:
+        async with MathVerifier() as verifier:
+            outcomes = await asyncio.gather(*(verifier.pool.call(form, form) for form in forms))
+            return [f for f, o in zip(forms, outcomes, strict=True) if not (o.value or {}).get("equal")]
+
+    assert asyncio.run(check()) == []
 
 
 def _all_score_one(taskset: Taskset, *, algebra: bool) -> None:

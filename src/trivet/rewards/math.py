@@ -88,6 +88,8 @@ class MathVerifier:
         return unscored[0] if unscored else verdicts[0]
 
     async def _compare(self, gold: str, answer: str) -> Scored | Unscored:
+        if gold.isascii() and gold.isdecimal() and answer.isascii() and answer.isdecimal():
+            return _score(gold.lstrip("0") == answer.lstrip("0"))
         if len(answer) > self.max_answer:
             same = answer.strip() == gold.strip()
             return _score(same, refused=not same)
