@@ -343,8 +343,8 @@ def test_any_sequence_with_any_deaths(make_group: Callable[..., Group], operatio
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
-@given(st.lists(steps, min_size=30, max_size=150))
+@settings(max_examples=60)
+@given(st.lists(steps, min_size=30, max_size=100))
 def test_many_long_sequences_with_many_deaths(make_group: Callable[..., Group], operations: list) -> None:
     with _machine(make_group) as machine:
         _play(machine, operations)

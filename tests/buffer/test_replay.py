@@ -59,7 +59,7 @@ def test_steps_are_replayed_in_turn_and_whole(stage: StageLedger, filled: Fill) 
     with pytest.raises(LedgerError, match="the recorded step has 3 groups, 2 were asked for"):
         stage.take(2, step=2)
     lease = stage.take(3, step=2)
-    with pytest.raises(LedgerError, match=r"ack of step 4 .* recorded step 2 has not been replayed"):
+    with pytest.raises(LedgerError, match="ack of step 4: lease 4 replays recorded step 2"):
         stage.ack(lease, 4)
     ahead = stage.take(3, step=3)  # reading ahead while step 2 is being trained
     stage.release(lease)

@@ -145,11 +145,11 @@ def _redecide(connection: Connection, scope: Scope, step: int) -> None:
 
 def ack(connection: Connection, scope: Scope, lease: int | None, step: int) -> None:
     """leased -> trained(step), provisional until a checkpoint covers the step."""
+    row = None if lease is None else check_lease(connection, scope, lease, f"ack of step {step}")
+    if row is not None and row.replay and row.step != step:
+        raise LedgerError(f"ack of step {step}: lease {lease} replays recorded step {row.step}")
     _check_step(connection, scope, step)
-    if lease is not None:
-        row = check_lease(connection, scope, lease, f"ack of step {step}")
-        if row.replay and row.step != step:
-            raise LedgerError(f"ack of step {step}: lease {lease} replays recorded step {row.step}")
+    if row is not None:
         trained = (scope.mine, issues.c.state == State.TRAINED, issues.c.step == step)
         before = connection.execute(
             sa.select(sa.func.count()).select_from(issues).where(*trained)
