@@ -140,6 +140,20 @@ def test_bad_groups_are_refused_and_nothing_is_stored(stage: StageLedger, make_g
     assert stage.counts()[State.IN_FLIGHT] == 1
 
 
+def test_names_must_be_text_and_causes_are_made_so(stage: StageLedger, make_group: Make) -> None:
+    with pytest.raises(LedgerError, match=r"task id '\\udc80' holds a lone surrogate"):
+        stage.issue(["a", "\udc80"], 1)
+    (key,) = stage.issue(["a"], 1)
+    stage.claim(1)
+    group = make_group(key)
+    group.rollouts[0].player = "\ud800"
+    with pytest.raises(LedgerError, match=r"issue a@1.0: the name '\\ud800' holds a lone surrogate"):
+        stage.put(group)
+    stage.filtered(key, "bad \ud800", step=1)
+    stage.rewind(0)
+    assert stage.decided(1)[0].cause == "bad \\ud800"
+
+
 def test_put_needs_a_claim_and_happens_once(stage: StageLedger, make_group: Make) -> None:
     (key,) = stage.issue(["t"], 1)
     with pytest.raises(
@@ -344,12 +358,12 @@ def test_a_scored_reward_may_be_corrected_while_ready(
 
 
 def test_examples_of_all_kinds_share_the_path(stage: StageLedger, make_group: Make) -> None:
-    sft = [make_group(IssueKey(f"s{i}", 0), 1, kind="sft") for i in range(600)]
+    sft = [make_group(IssueKey(f"s{i}", 0), 1, kind="sft") for i in range(300)]
     new = stage.put_examples(iter(sft), 2)
-    assert new == [(f"s{i}", 2, 0) for i in range(600)]
+    assert new == [(f"s{i}", 2, 0) for i in range(300)]
     assert stage.put_examples(sft[:10], 2) == []  # a restarted loader repeats itself
-    lease = stage.take(300)
-    assert lease.keys == tuple(new[:300])
+    lease = stage.take(100)
+    assert lease.keys == tuple(new[:100])
     assert {g.kind for g in lease.groups()} == {"sft"}
     stage.ack(lease, 1)
     assert stage.put_examples(sft, 2) == []

@@ -34,6 +34,27 @@ class Scope:
         return issues.c.stage == self.stage
 
 
+# What nearly every operation runs is built once: building a statement costs as much as running it.
+_FIND = sa.select(issues).where(
+    issues.c.stage == sa.bindparam("at"),
+    issues.c.task_id == sa.bindparam("wanted"),
+    issues.c.epoch == sa.bindparam("in_epoch"),
+    issues.c.round == sa.bindparam("in_round"),
+)
+_LATE_CLAIMS = (
+    sa.update(issues)
+    .where(issues.c.stage == sa.bindparam("at"), issues.c.state == State.IN_FLIGHT)
+    .where(issues.c.kind.is_(None), issues.c.expires <= sa.bindparam("now"))
+    .values(state=State.ISSUED, session=None, expires=None, changed=sa.bindparam("now"))
+)
+_LATE_LEASES = sa.select(leases.c.lease).where(
+    leases.c.stage == sa.bindparam("at"), leases.c.status == "open", leases.c.expires <= sa.bindparam("now")
+)
+_LATE_FEEDBACK = sa.select(rollouts.c.id, rollouts.c.issue).where(
+    rollouts.c.reward_until <= sa.bindparam("now"), rollouts.c.stage == sa.bindparam("at")
+)
+
+
 def key_of(row: Any) -> IssueKey:
     """The issue key of a row."""
     return IssueKey(row.task_id, row.epoch, row.round)
@@ -41,8 +62,8 @@ def key_of(row: Any) -> IssueKey:
 
 def find(connection: Connection, scope: Scope, key: IssueKey) -> Any:
     """The issue's row. Raises LedgerError when it was never issued."""
-    where = (issues.c.task_id == key.task_id, issues.c.epoch == key.epoch, issues.c.round == key.round)
-    row = connection.execute(sa.select(issues).where(scope.mine, *where)).one_or_none()
+    named = {"at": scope.stage, "wanted": key.task_id, "in_epoch": key.epoch, "in_round": key.round}
+    row = connection.execute(_FIND, named).one_or_none()
     if row is None:
         raise LedgerError(
             f"issue {IssueKey(*key)} does not exist in stage {scope.stage!r}: call issue() first"
@@ -108,10 +129,7 @@ def release_leases(connection: Connection, ids: Sequence[int], status: str, now:
 
 def _expire_feedback(connection: Connection, scope: Scope, now: float) -> None:
     """Pending rewards whose time is over become Unscored; their groups may become ready."""
-    due = sa.select(rollouts.c.id, rollouts.c.issue).where(
-        rollouts.c.stage == scope.stage, rollouts.c.reward_until <= now
-    )
-    found = connection.execute(due).all()
+    found = connection.execute(_LATE_FEEDBACK, {"at": scope.stage, "now": now}).all()
     if not found:
         return
     gone = reward_columns(Unscored(FEEDBACK_TIMEOUT, "no feedback came in time"))
@@ -138,13 +156,9 @@ def settle(connection: Connection, seqs: Sequence[int], now: float) -> None:
 def sweep(connection: Connection, scope: Scope) -> None:
     """Apply what time alone decides: claims and leases that ran out, feedback that did not come."""
     now = scope.clock()
-    late = (scope.mine, issues.c.state == State.IN_FLIGHT, issues.c.kind.is_(None), issues.c.expires <= now)
-    back = {"state": State.ISSUED, "session": None, "expires": None, "changed": now}
-    connection.execute(sa.update(issues).where(*late).values(back))
-    open_ = (leases.c.stage == scope.stage, leases.c.status == "open", leases.c.expires <= now)
-    release_leases(
-        connection, connection.scalars(sa.select(leases.c.lease).where(*open_)).all(), "expired", now
-    )
+    values = {"at": scope.stage, "now": now}
+    connection.execute(_LATE_CLAIMS, values)
+    release_leases(connection, connection.scalars(_LATE_LEASES, values).all(), "expired", now)
     _expire_feedback(connection, scope, now)
 
 

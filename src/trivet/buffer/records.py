@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -28,7 +29,6 @@ from trivet.types import (
     Trace,
     TraceError,
     Unscored,
-    content_hash,
     reward_from_dict,
     reward_to_dict,
 )
@@ -63,6 +63,17 @@ def to_json(value: object) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """`text` as a column can hold it: what UTF-8 cannot say is written as an escape."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def check_name(name: str, what: str) -> None:
+    """Raises LedgerError on a name that no column can hold as it is."""
+    if printable(name) != name:
+        raise LedgerError(f"{what} {name!r} holds a lone surrogate: names must be valid text")
+
+
 @dataclass(slots=True)
 class Record:
     """A group as it goes into the tables, made before the writer is troubled."""
@@ -79,7 +90,7 @@ class Record:
 
 def reward_columns(reward: Reward) -> dict[str, Any]:
     """The reward as its five columns."""
-    cause = reward.cause if isinstance(reward, Unscored) else None
+    cause = printable(reward.cause) if isinstance(reward, Unscored) else None
     return {
         "reward_kind": {Scored: "scored", Unscored: "unscored", Pending: "pending"}[type(reward)],
         "reward_value": reward.value if isinstance(reward, Scored) else None,
@@ -98,14 +109,14 @@ def _media(messages: Iterable[Message]) -> set[str]:
 def _task_hash(task: Task, known: dict[str, str], seen: dict[int, str]) -> str:
     digest = seen.get(id(task))
     if digest is None:
-        body = task.to_dict()
         try:
-            digest = content_hash(body)
+            body = to_json(task.to_dict())
         except (TypeError, ValueError) as error:
             raise LedgerError(
                 f"task {task.id!r} cannot be stored: its payload or profile is not plain JSON ({error})"
             ) from error
-        known[digest] = to_json(body)
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        known[digest] = body
         seen[id(task)] = digest
     return digest
 
@@ -145,6 +156,8 @@ def _check(group: Group, key: IssueKey) -> None:
     for rollout in group.rollouts:
         if rollout.task.id != key.task_id:
             raise LedgerError(f"issue {key}: its group holds a rollout of task {rollout.task.id!r}")
+        for name in (rollout.id, rollout.group, rollout.player, rollout.source, key.task_id, group.id):
+            check_name(name, f"issue {key}: the name")
     ids = [r.id for r in group.rollouts if r.id]
     double = sorted({i for i in ids if ids.count(i) > 1})
     if double:

@@ -18,7 +18,15 @@ from trivet.buffer.attachments import AttachmentStore
 from trivet.buffer.errors import LedgerError
 from trivet.buffer.lease import Lease
 from trivet.buffer.moves import Scope
-from trivet.buffer.records import Record, load_groups, make_record, stored_reward, task_record
+from trivet.buffer.records import (
+    Record,
+    check_name,
+    load_groups,
+    make_record,
+    printable,
+    stored_reward,
+    task_record,
+)
 from trivet.buffer.replay import Decision, Freed, Recovered, Rewound
 from trivet.buffer.schema import TERMINAL, State, checkpoints, issues, rollouts
 from trivet.buffer.store import Database
@@ -50,6 +58,8 @@ class StageLedger:
     def issue(self, task_ids: Sequence[str], epoch: int, round: int = 0) -> list[IssueKey]:
         """Issue each task once for this epoch and round, in the given order; issued ones stay as they are."""
         keys = [IssueKey(task, _whole(epoch, "epoch"), _whole(round, "round")) for task in task_ids]
+        for key in keys:
+            check_name(key.task_id, "task id")
         if len(set(keys)) < len(keys):
             seen: set[IssueKey] = set()
             double = next(k for k in keys if k in seen or seen.add(k))
@@ -122,13 +132,13 @@ class StageLedger:
         self, key: IssueKey, cause: str, group: Group | None = None, *, step: int | None = None
     ) -> None:
         """A filter refused the group, judging for `step` (default: the one after the last acknowledged)."""
-        self._decide(key, State.FILTERED, step, group, cause=cause)
+        self._decide(key, State.FILTERED, step, group, cause=printable(cause))
 
     def fail(
         self, key: IssueKey, cause: str, tries: int, group: Group | None = None, *, step: int | None = None
     ) -> None:
         """The issue could not be played within its tries."""
-        self._decide(key, State.FAILED, step, group, cause=cause, tries=_whole(tries, "tries"))
+        self._decide(key, State.FAILED, step, group, cause=printable(cause), tries=_whole(tries, "tries"))
 
     def surplus(self, key: IssueKey, group: Group | None = None, *, step: int | None = None) -> None:
         """The group is not needed: its batch was already full."""
