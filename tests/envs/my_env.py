@@ -6,7 +6,7 @@ from trivet.envs import SingleTurn, register_env
 from trivet.types import Message, Reward, Rollout, Scored, Task
 
 
-@register_env("shout")
+@register_env("loud")
 class Shout(SingleTurn):
     def __init__(self, *, worth: float = 1.0) -> None:
         self.worth = worth
