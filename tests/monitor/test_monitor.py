@@ -40,6 +40,23 @@ def test_steps_and_evaluations(tmp_path):
     assert "eval addition" in text
 
 
+def test_line_of_an_evaluation_leaves_out_what_says_nothing(tmp_path):
+    monitor, out = make(tmp_path)
+    with monitor, monitor.stage("rl"):
+        values = {
+            "tasks": 64.0,
+            "reward": 0.5,
+            "unscored": 0.0,
+            "length": 11.25,
+            "truncated": 0.125,
+            "pass@4": 0.75,
+        }
+        monitor.eval(20, "addition", values)
+    assert (
+        "rl  eval 20  addition  pass@4 75.0%  reward 0.500  length 11.2  truncated 12.5%\n" in out.getvalue()
+    )
+
+
 def test_values_that_are_no_numbers_become_null_and_a_warning(tmp_path):
     monitor, out = make(tmp_path)
     monitor.stage("rl")

@@ -72,9 +72,12 @@ def plain(value: float, decimals: int = 3) -> str:
     return f"{value:.{max(0, min(decimals, max(decimals + 1, 3) - whole))}f}"
 
 
+_UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
 def compact(value: float) -> str:
     """Large counts with a letter: 950, 12.3k, 4.5M."""
-    for letter, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for letter, unit in _UNITS:
         if abs(value) >= unit * 0.9995:
             scaled = value / unit
             return f"{scaled:.0f}{letter}" if abs(scaled) >= 99.95 else f"{scaled:.1f}{letter}"
@@ -112,24 +115,30 @@ def ticks(low: float, high: float, n: int = 4) -> list[float]:
 
 
 def tick_text(value: float, kind: Kind, step: float) -> str:
-    """A tick's label: as many decimals as the distance of ticks needs, so that no two read the same."""
+    """A tick's label: as many digits as the distance of ticks needs, so that no two read the same."""
     if value == 0:
         return "0%" if kind == "percent" else "0"
-    if kind == "seconds" and abs(value) >= 100:
+    if kind == "seconds" and abs(value) >= 100 and step >= 1:
         return duration(value)
-    if kind in ("rate", "count") and abs(value) >= 1000:
-        return compact(value) if step >= 100 else f"{value:.0f}"
+    if kind in ("rate", "count"):
+        letter, unit = next(((a, u) for a, u in _UNITS if abs(value) >= u), ("", 1.0))
+        return f"{value / unit:.{max(0, -_last_digit(step / unit))}f}{letter}"
     scale, sign = {"percent": (100.0, "%"), "seconds": (1.0, "s")}.get(kind, (1.0, ""))
     value, step = value * scale, abs(step * scale) or abs(value * scale)
-    exact = math.floor(math.log10(step) + 1e-9)
-    if abs(step / 10.0**exact - round(step / 10.0**exact)) > 1e-6:
-        exact -= 1  # a step of 2.5
+    last = _last_digit(step)
     if step < 1e-3 or abs(value) >= 1e5:
-        digits = max(0, math.floor(math.log10(abs(value)) + 1e-9) - exact)
+        digits = max(0, math.floor(math.log10(abs(value)) + 1e-9) - last)
         mantissa, power = f"{value:.{digits}e}".split("e")
         mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
         return f"{mantissa}e{int(power)}{sign}"
-    return f"{value:.{max(0, -exact)}f}{sign}"
+    return f"{value:.{max(0, -last)}f}{sign}"
+
+
+def _last_digit(step: float) -> int:
+    """The power of ten of the last digit that multiples of `step` have: 0.25 -> -2, 20 -> 1."""
+    power = math.floor(math.log10(step) + 1e-9)
+    lead = step / 10.0**power
+    return power - (abs(lead - round(lead)) > 1e-6)
 
 
 def guess_kind(key: str) -> Kind:

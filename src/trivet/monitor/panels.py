@@ -304,6 +304,8 @@ def _lines(
         curve = history.series(key, name, only)
         if curve is not None and (key not in _QUIET or np.nanmax(curve.y) > 0):
             panel.series.append(curve)
+    if len(lines) > 1 and len(panel.series) == 1:
+        panel.title = f"{title}: {panel.series[0].name}"  # there is no legend to say it
     if only is not None:
         panel.spans = [history.spans[only]]
     return [panel] if panel.series else []
@@ -396,7 +398,7 @@ def _times(history: History) -> list[Panel]:
     if rest.sum() > 0.02 * max(whole.sum(), 1e-9):
         table, names = np.column_stack([table, rest]), [*names, "other"]
     order = sorted(range(len(names)), key=lambda i: (names[i] == "other", -table[:, i].sum()))
-    starts = np.unique(np.linspace(0, len(x), min(MAX_BARS, len(x)) + 1).astype(int)[:-1])
+    starts = np.arange(0, len(x), -(-len(x) // MAX_BARS))  # equal bars stand at equal distances
     counts = np.diff(np.append(starts, len(x)))
     means = np.add.reduceat(table, starts, axis=0) / counts[:, None]
     middle = np.add.reduceat(x, starts) / counts

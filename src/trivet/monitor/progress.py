@@ -123,7 +123,9 @@ class Board:
             if self._live:
                 for bar in due:
                     self._show(bar, now)
-            elif due and now - self._last_line >= self._gap:
+                return
+            due = [bar for bar in due if bar.total is None or bar.done < bar.total]
+            if due and now - self._last_line >= self._gap:
                 if self._last_line > float("-inf"):
                     self._gap = min(2 * self._gap, LAST_GAP_S)
                 self._last_line = now

@@ -183,7 +183,7 @@ def stages(folder: RunFolder) -> str:
             + (f" {chip('ended early: ' + shorten(stage.ended, 300), 'bad')}" if stage.ended else ""),
             "from": esc(stage.source),
             "until": esc(stage.until),
-            "steps": f"{steps.get(stage.name, 0):,}",
+            "steps": f"{steps[stage.name]:,}" if steps.get(stage.name) else "",
             "took": duration(stage.seconds),
         }
         right = ("steps", "took")
@@ -264,8 +264,8 @@ def _sample(sides: Sequence[tuple[str, Mapping[str, Any]]], is_open: bool) -> st
 
 
 def _payload(payload: Any) -> str:
-    if isinstance(payload, dict) and len(payload) == 1:
-        payload = next(iter(payload.values()))
+    if isinstance(payload, dict):
+        payload = payload.get("answer", next(iter(payload.values())) if len(payload) == 1 else payload)
     return shorten(payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False), MAX_TEXT)
 
 

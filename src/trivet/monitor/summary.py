@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from trivet.monitor.fields import duration, guess_kind, write, write_metric
+from trivet.monitor.files import RESERVED
 
 Values = Mapping[str, Any]
 
@@ -100,7 +101,8 @@ def eval_line(
             line.append(f"  {sign['up' if rose else 'down']} {text}", "green" if better > 0 else "red")
             line.append(" since start", "dim")
     for key, value in metrics.items():
-        if key != main and not key.endswith(("/low", "/high")):
+        dull = key == "tasks" or (key in ("unscored", "truncated") and not value)
+        if key != main and not dull and not key.endswith(("/low", "/high")):
             extra = Text.assemble((f"  {key} ", "dim"), write_eval(key, value))
             if line.cell_len + extra.cell_len <= width:
                 line.append_text(extra)
@@ -116,10 +118,11 @@ def write_eval(key: str, value: float | None) -> str:
 
 
 def last_steps(records: Sequence[Values]) -> dict[str, int]:
-    """stage -> its last step."""
+    """stage -> its last training step; 0 for one that only evaluates."""
     steps: dict[str, int] = {}
     for record in records:
-        steps[record["stage"]] = max(steps.get(record["stage"], 0), record["step"])
+        trained = any(not key.startswith("eval/") and key not in RESERVED for key in record)
+        steps[record["stage"]] = max(steps.get(record["stage"], 0), record["step"] if trained else 0)
     return steps
 
 
@@ -135,7 +138,10 @@ def summary_rows(
     rows = []
     for stage, step in last_steps(records).items():
         own = [r for r in records if r["stage"] == stage]
-        rows.append([f"{stage} ({step} steps, {duration(seconds.get(stage, 0.0))})", *_first_and_last(own)])
+        took = duration(seconds.get(stage, 0.0))
+        rows.append(
+            [f"{stage} ({step} steps, {took})" if step else f"{stage} ({took})", *_first_and_last(own)]
+        )
     for label, history in eval_histories(records).items():
         before, after = history[0][1], history[-1][1]
         key = main_metric(before)
