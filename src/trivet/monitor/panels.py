@@ -170,6 +170,7 @@ class History:
         values = [self.records[i].get(key, _ABSENT) for i in self._order]
         has = np.array([value is not _ABSENT for value in values], bool)
         y = np.array([np.nan if v is None or v is _ABSENT else v for v in values], np.float64)
+        y = np.clip(y, -1e100, 1e100)  # a picture's arithmetic must not overflow
         return self.x[self._order][has], y[has], self._stage[self._order][has]
 
     def series(self, key: str, name: str, only: int | None = None) -> Series | None:
