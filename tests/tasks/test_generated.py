@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from trivet.rewards.constraints import check, describe
 from trivet.rewards.math import MathVerifier
 from trivet.tasks import TasksetError, load_tasks
 from trivet.tasks.generated import generator_names
+from trivet.tasks.generated.constraints import draw
+from trivet.tasks.generated.numbers import addition
 from trivet.types import Scored, Task
 
 PLAIN = [name for name in generator_names() if name != "constraints"]
@@ -130,28 +133,20 @@ def test_two_digit_addition_is_whole() -> None:
     assert all(re.fullmatch(r"\d{3}", task.payload["answer"]) for task in train)
 
 
-def test_forms_of_addition() -> None:
-    by_id = {
-        key: {task.id: task for task in load("addition", **args)}
-        for key, args in {
-            "boxed": {},
-            "plain": {"form": "plain"},
-            "worked": {"form": "worked"},
-            "reverse": {"reverse": True, "form": "plain"},
-            "bare": {"padded": False},
-        }.items()
-    }
-    one = "addition/2/7+35" if "addition/2/7+35" in by_id["boxed"] else "addition/2/35+7"
-    forms = {key: (prompt(tasks[one]), tasks[one].payload["response"]) for key, tasks in by_id.items()}
-    left, right = one.removeprefix("addition/2/").split("+")
-    padded = f"{left.zfill(2)}+{right.zfill(2)}="
-    assert forms["boxed"] == (padded, r"\boxed{042}")
-    assert forms["plain"] == (padded, "042")
-    assert forms["reverse"] == (padded, "240")
-    assert forms["bare"] == (f"{left}+{right}=", r"\boxed{42}")
-    assert forms["worked"][1].endswith(r"=12 0+3+1=4 \boxed{042}") or forms["worked"][1].endswith(
-        r"=12 3+0+1=4 \boxed{042}"
-    )
+@pytest.mark.parametrize(
+    ("args", "asked", "response"),
+    [
+        ({}, "07+35=", r"\boxed{042}"),
+        ({"form": "plain"}, "07+35=", "042"),
+        ({"form": "worked"}, "07+35=", r"7+5=12 0+3+1=4 \boxed{042}"),
+        ({"reverse": True, "form": "plain"}, "07+35=", "240"),
+        ({"padded": False}, "7+35=", r"\boxed{42}"),
+    ],
+)
+def test_forms_of_addition(args: dict[str, Any], asked: str, response: str) -> None:
+    items = {item.key: item for item in addition(random.Random(0), **args)}
+    assert len(items) == 10_000
+    assert (items["2/7+35"].prompt, items["2/7+35"].response) == (asked, response)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -267,10 +262,6 @@ def comply(constraints: list[dict[str, Any]]) -> str:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 6))
 def test_no_set_of_constraints_contradicts_itself(seed: int, count: int) -> None:
-    import random
-
-    from trivet.tasks.generated.constraints import draw
-
     chosen = draw(random.Random(seed), count)
     text = comply(chosen)
     assert [c for c in chosen if not check(c, text)] == [], text

@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,21 @@ def test_broken_files(tmp_path: Path) -> None:
         load(tmp_path / "*.nothing")
     with pytest.raises(TasksetError, match="is a directory"):
         load(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_out_of_reach() -> None:
+    """Asked in another process, since the library reads its offline switch when it is imported."""
+    code = (
+        "from trivet.recipe.schema import Tasks; from trivet.tasks import load_tasks, TasksetError\n"
+        "try: load_tasks(Tasks(source='nobody/no-such-set', split='train'))\n"
+        "except TasksetError as error: print(error)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "'nobody/no-such-set' is no file here" in done.stdout
 
 
 def test_real_gsm8k_scores_itself() -> None:
