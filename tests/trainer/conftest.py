@@ -167,6 +167,7 @@ def tools() -> Any:
 
     names = (
         tiny_model,
+        padded_logprobs,
         rl_group,
         random_groups,
         sft_groups,

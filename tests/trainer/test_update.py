@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from trivet.algorithms import (
+    NothingToTrain,
+    ObjectiveInputs,
+    StreamSpec,
+    register_algorithm,
+    register_objective,
+)
+from trivet.algorithms.base import Algorithm
+from trivet.algorithms.registry import make_part
 from trivet.recipe.schema import Trainer as Config
-from trivet.trainer import Trainer, TrainingDiverged
+from trivet.trainer import PlanError, Trainer, split
 
 
 def still(**more: Any) -> Config:
@@ -69,3 +78,242 @@ def test_grpo_equals_padded_reference(tools: Any, share: bool) -> None:
     norm = float(torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt())
     assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-9)
     assert (metrics["train/tokens_shared"] > 0) == share
+
+
+def run(model: Any, prepared: Any, micro_tokens: int = 4096, **config: Any) -> tuple[dict[str, float], Any]:
+    trainer = Trainer(model, still(**config), device="cpu", micro_tokens=micro_tokens)
+    return trainer.update(prepared, step=1), {
+        n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None
+    }
+
+
+# -- the cut does not matter ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_the_cut_does_not_matter(tools: Any, algorithm: str) -> None:
+    """Float64: any micro-batch size, order of groups, and sharing give one loss and one gradient."""
+    groups = tools.random_groups() if algorithm == "grpo" else tools.sft_groups()
+    model = tools.tiny_model()
+    first, expected = run(model, tools.make_prepared(groups, algorithm))
+    for micro_tokens, order, share, chunk in (
+        (44, 1, True, 1024),
+        (44, -1, True, 1),
+        (100, -1, False, 7),
+        (4096, -1, True, 3),
+        (4096, 1, False, 1024),
+    ):
+        prepared = tools.make_prepared(groups[::order], algorithm)
+        metrics, got = run(model, prepared, micro_tokens, share_prefix=share, head_chunk=chunk)
+        assert metrics["train/loss"] == pytest.approx(first["train/loss"], abs=1e-9)
+        assert metrics["train/grad_norm"] == pytest.approx(first["train/grad_norm"], rel=1e-9)
+        assert tools.worst_gap(got, expected) < 1e-9
+        assert (metrics["train/micro_batches"] > 1) == (micro_tokens < 4096)
+
+
+def test_the_cut_does_not_matter_in_float32(tools: Any) -> None:
+    groups, model = tools.random_groups(8, 8), tools.tiny_model(dtype=torch.float32)
+    first, _ = run(model, tools.make_prepared(groups))
+    for micro_tokens, share in ((44, True), (300, False), (4096, False)):
+        metrics, _ = run(model, tools.make_prepared(groups), micro_tokens, share_prefix=share)
+        assert metrics["train/loss"] == pytest.approx(first["train/loss"], rel=1e-6, abs=1e-6)
+        assert metrics["train/grad_norm"] == pytest.approx(first["train/grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("micro_tokens", [4, 6, 4096])
+@pytest.mark.parametrize("share", [True, False])
+def test_two_answers_token_mean(tools: Any, micro_tokens: int, share: bool) -> None:
+    """1 and 3 tokens, advantages +1 and -1, ratio 1: -(1 - 3) / 4 = 0.5, however it is cut."""
+    group = tools.rl_group(0, [2, 3], [[4], [5, 6, 7]], [2.0, 0.0])
+    prepared = tools.make_prepared(
+        [group], {"kind": "grpo", "credit": "mean_only", "aggregation": "token_mean", "tis": None}
+    )
+    metrics, _ = run(tools.tiny_model(), prepared, micro_tokens, share_prefix=share)
+    assert metrics["train/loss"] == pytest.approx(0.5, abs=1e-12)
+    assert metrics["train/pg/ratio"] == 1.0
+
+
+def test_nothing_to_train_changes_nothing(tools: Any) -> None:
+    """All advantages 0: prepare refuses; an update that is empty is skipped, with its weights untouched."""
+    equal = tools.rl_group(0, [2, 3], [[4], [5, 6, 7]], [1.0, 1.0])
+    with pytest.raises(NothingToTrain):
+        tools.make_prepared([equal])
+    unequal = tools.rl_group(1, [2, 3], [[4], [5, 6, 7]], [1.0, 0.0])
+    first, second = split(tools.make_prepared([equal, unequal], {"kind": "grpo", "proximal": "behaviour"}), 2)
+    model = tools.tiny_model()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    trainer = Trainer(model, Config(lr=0.1), device="cpu")
+    metrics = trainer.update(first, step=1)
+    assert metrics == {"train/skipped": 1.0, "train/loss": 0.0, "train/grad_norm": 0.0}
+    assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+    assert trainer.updates == 0
+    trainer.update(second, step=1)
+    assert trainer.updates == 1
+
+
+def test_rows_without_advantage_are_not_forwarded(tools: Any) -> None:
+    equal = tools.rl_group(0, [2, 3], [[4] * 9, [5] * 9], [1.0, 1.0])
+    unequal = tools.rl_group(1, [2, 3], [[4], [5, 6, 7]], [1.0, 0.0])
+    metrics, _ = run(tools.tiny_model(), tools.make_prepared([equal, unequal]), share_prefix=False)
+    assert metrics["train/tokens_forwarded"] == 2 + 4
+
+
+# -- the ratio -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_first_ratio_is_one(tools: Any, temperature: float) -> None:
+    """Behaviour log-probabilities of the model's own forward, float32: nothing is off by more than 1e-3."""
+    model = tools.tiny_model(dtype=torch.float32)
+    groups = tools.random_groups(temperature=temperature)
+    for group in groups:
+        for rollout in group.rollouts:
+            ids = torch.from_numpy(np.array(rollout.trace.rows()[0].ids_T, np.int64))
+            with torch.no_grad():
+                logits = model(input_ids=ids[None]).logits[0, :-1] / temperature
+            logp = torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0].numpy()
+            column = rollout.trace._data["logprob"]
+            sampled = rollout.trace.column("sampled")
+            column[: len(ids)][sampled] = logp[sampled[1:]]
+    metrics, _ = run(model, tools.make_prepared(groups, {"kind": "grpo", "proximal": "behaviour"}))
+    assert metrics["train/pg/abs_log_diff_max"] < 1e-3
+    assert metrics["train/pg/ratio"] == pytest.approx(1.0, abs=1e-3)
+    assert metrics["train/kl"] < 1e-6
+
+
+def test_annotations(tools: Any) -> None:
+    """proximal_logp follows the weights, ref_logp does not; both are the model's own log-probabilities."""
+    model = tools.tiny_model(dtype=torch.float32)
+    trainer = Trainer(model, Config(lr=0.02), device="cpu", micro_tokens=64)
+    prepared = tools.make_prepared(tools.random_groups(temperature=0.8))
+    batch = prepared.batch
+    trainer.annotate(batch, {"proximal_logp", "ref_logp"})
+    first = {name: column.copy() for name, column in batch.annotations.items()}
+    wanted = batch.train_T > 0
+    with torch.no_grad():
+        model.set_attn_implementation("sdpa")
+        expected = tools.padded_logprobs(model, prepared).numpy()
+        model.set_attn_implementation("trivet_packed")
+    assert np.allclose(first["ref_logp"][wanted], expected[wanted], atol=1e-4)
+    assert np.isnan(first["ref_logp"][~wanted]).all()
+    for part in split(prepared, 2):
+        trainer.update(part, step=1)
+    trainer.annotate(batch, {"proximal_logp", "ref_logp"})
+    assert np.array_equal(batch.annotations["ref_logp"], first["ref_logp"], equal_nan=True)
+    assert np.abs(batch.annotations["proximal_logp"] - first["proximal_logp"])[wanted].max() > 0.01
+
+
+def test_reference_must_not_be_trained_weights(tools: Any) -> None:
+    trainer = Trainer(tools.tiny_model(), Config(), device="cpu")
+    prepared = tools.make_prepared(tools.random_groups())
+    trainer.update(prepared, step=1)
+    with pytest.raises(RuntimeError, match="already trained"):
+        trainer.annotate(prepared.batch, {"ref_logp"})
+    with pytest.raises(ValueError, match=r"cannot compute \['value'\]"):
+        trainer.annotate(prepared.batch, {"value"})
+
+
+# -- objectives over units, and entropy ----------------------------------------------------------
+
+
+@register_objective("test_sequence_ratio", level="unit", unit="rollout", advantage=True)
+def sequence_ratio(x: ObjectiveInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """-A exp(mean of log p over the rollout's tokens): needs the whole rollout at once."""
+    assert x.advantage_P is not None
+    zeros = x.logp_P.new_zeros(x.units)
+    count = zeros.index_add(0, x.unit_P, torch.ones_like(x.logp_P))
+    mean = zeros.index_add(0, x.unit_P, x.logp_P) / count
+    advantage = zeros.index_add(0, x.unit_P, x.advantage_P) / count
+    return -advantage * mean.exp(), {"unit/mean": mean.detach().sum()}
+
+
+@register_objective("test_entropy_bonus", entropy=True)
+def entropy_bonus(x: ObjectiveInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    assert x.entropy_P is not None
+    return x.weight_P * (-x.logp_P - 0.5 * x.entropy_P), {}
+
+
+def _algorithm(objective: str, credit: bool) -> Algorithm:
+    stream = StreamSpec("s", make_part("objective", objective), make_part("aggregation", "token_mean"))
+    part = make_part("credit", "mean_only") if credit else None
+    return Algorithm("test", (stream,), credit=part)
+
+
+@register_algorithm("test_units")
+def units_algorithm() -> Algorithm:
+    return _algorithm("test_sequence_ratio", credit=True)
+
+
+@register_algorithm("test_entropy")
+def entropy_algorithm() -> Algorithm:
+    return _algorithm("test_entropy_bonus", credit=False)
+
+
+@pytest.mark.parametrize("micro_tokens", [44, 4096])
+def test_unit_level_objective(tools: Any, micro_tokens: int) -> None:
+    model, prepared = tools.tiny_model(), tools.make_prepared(tools.random_groups(), "test_units")
+
+    def formula(logp_T: torch.Tensor, prepared: Any) -> torch.Tensor:
+        batch, total = prepared.batch, logp_T.new_zeros(())
+        for n in range(batch.rollouts):
+            at = torch.from_numpy(np.flatnonzero((batch.rollout_T == n) & (batch.train_T > 0)))
+            same = batch.reward_N[batch.group_N == batch.group_N[n]]
+            total = total - (batch.reward_N[n] - same.mean()) * logp_T[at].mean().exp()
+        return total
+
+    loss = tools.padded_loss(model, prepared, formula)
+    expected = tools.gradients(model)
+    metrics, got = run(model, prepared, micro_tokens)
+    assert metrics["train/loss"] == pytest.approx(loss, abs=1e-9)
+    assert tools.worst_gap(got, expected) < 1e-9
+
+
+def test_a_unit_must_fit(tools: Any) -> None:
+    prepared = tools.make_prepared(tools.random_groups(), "test_units")
+    with pytest.raises(PlanError, match="raise batch.micro_tokens"):
+        run(tools.tiny_model(), prepared, 8)
+
+
+def test_differentiated_entropy(tools: Any) -> None:
+    model, prepared = tools.tiny_model(), tools.make_prepared(tools.random_groups(), "test_entropy")
+    batch = prepared.batch
+    total = torch.zeros((), dtype=torch.float64)
+    for start, n in zip(batch.row_start_R, batch.row_length_R, strict=True):
+        ids = torch.from_numpy(batch.ids_T[start : start + n].astype(np.int64))
+        full = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1], -1)
+        trained = torch.from_numpy(batch.train_T[start + 1 : start + n] > 0)
+        entropy = -(full.exp() * full).sum(-1)
+        total = total - (full.gather(1, ids[1:, None])[:, 0] + 0.5 * entropy)[trained].sum()
+    loss = total / int((batch.train_T > 0).sum())
+    loss.backward()
+    expected = tools.gradients(model)
+    metrics, got = run(model, prepared, 64)
+    assert metrics["train/loss"] == pytest.approx(float(loss.detach()), abs=1e-9)
+    assert tools.worst_gap(got, expected) < 1e-9
+
+
+# -- a larger model against the reference --------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_larger_model_equals_padded_reference(tools: Any, algorithm: str) -> None:
+    """Rows beyond the length from which the flash kernel takes over; untied head; float64."""
+    shape = {
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.08,
+    }
+    model = tools.tiny_model("llama", **shape)
+    if algorithm == "grpo":
+        groups, formula = tools.random_groups(3, 6, longest=380, seed=4), grpo
+    else:
+        groups, formula = tools.sft_groups(8, longest=240, seed=4), cross_entropy
+    prepared = tools.make_prepared(groups, algorithm)
+    loss = tools.padded_loss(model, prepared, formula)
+    expected = tools.gradients(model)
+    for share in (True, False):
+        metrics, got = run(model, prepared, 1500, share_prefix=share)
+        assert metrics["train/loss"] == pytest.approx(loss, abs=1e-9)
+        assert tools.worst_gap(got, expected) < 1e-9

@@ -146,7 +146,8 @@ class AttentionPlan:
         seen[~real, 0] = True  # a padded query must see something, or its softmax is not a number
         if n > 1 and (seen == seen[:1]).all():
             seen = seen[:1]
-        bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), float("-inf"))
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        bias = torch.zeros(seen.shape, dtype=wide).masked_fill_(torch.from_numpy(~seen), float("-inf"))
         slots = np.broadcast_to(real[:, None], (n, kv_heads, queries)).ravel()
         padded = not real.all()
         return _Bucket(
@@ -237,10 +238,9 @@ def _bucket_forward(
     qb = _gather(_fold(q, kv), b.query_rows, n, d)
     kb, vb = _gather(k, b.key_rows, n, d), _gather(v, b.key_rows, n, e)
     scores = torch.bmm(qb.mul_(scale), kb.transpose(1, 2))
-    scores.view(b.documents, kv, b.queries, -1, b.keys).add_(b.bias)
-    probs = (
-        torch.softmax(scores, -1, out=scores) if scores.dtype != torch.bfloat16 else torch.softmax(scores, -1)
-    )
+    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+    wide.view(b.documents, kv, b.queries, -1, b.keys).add_(b.bias)
+    probs = torch.softmax(wide, -1, out=wide).to(scores.dtype)
     result = torch.bmm(probs, vb).view(n * b.queries, -1)
     rows = b.query_rows
     if b.valid is not None:
@@ -352,6 +352,7 @@ def packed_attention(
         )
     if dropout:
         raise AttentionError("attention dropout is on: the trainer computes in evaluation mode")
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast rotary embeddings come back wide
     window = trivet_plan.window(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if trivet_plan.kind == "segments":

@@ -106,7 +106,9 @@ class PackedModel:
             return
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        self.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        name = "activation_checkpointing_enable"  # its name from transformers 5.20 on
+        enable = getattr(self.module, name, None) or self.module.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
         layers = [m for m in self.module.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
             raise ModelError(f"{type(self.module).__name__} has no layers that transformers can recompute")
