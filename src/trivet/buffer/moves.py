@@ -236,12 +236,19 @@ def store_new(
     """Issue and store records at once; those already issued are left as they are. The new keys."""
     fresh = set(insert_issues(connection, scope, [key for key, _ in records]))
     new = [(key, record) for key, record in records if key in fresh]
-    seqs = [(find(connection, scope, key).seq, record) for key, record in new]
-    insert_records(connection, seqs)
+    if not new:
+        return []
+    where = (scope.mine, issues.c.epoch == new[0][0].epoch, issues.c.round == new[0][0].round)
+    seqs: dict[str, int] = {}
+    for part in chunks([key.task_id for key, _ in new]):
+        found = sa.select(issues.c.task_id, issues.c.seq).where(*where, issues.c.task_id.in_(part))
+        seqs.update((row.task_id, row.seq) for row in connection.execute(found))
+    insert_records(connection, [(seqs[key.task_id], record) for key, record in new])
     now = scope.clock()
-    for seq, record in seqs:
+    for key, record in new:
         state = State.IN_FLIGHT if record.issue["pending"] else State.READY
-        connection.execute(sa.update(issues).where(issues.c.seq == seq).values(_stored(record, state, now)))
+        here = sa.update(issues).where(issues.c.seq == seqs[key.task_id])
+        connection.execute(here.values(_stored(record, state, now)))
     return [key for key, _ in new]
 
 

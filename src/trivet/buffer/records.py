@@ -202,6 +202,7 @@ def make_record(group: Group, stage: str, now: float, key: IssueKey | None = Non
 
 def task_record(task: Task) -> Record:
     """A bare task as a record of kind `task`."""
+    check_name(task.id, "task id")
     known: dict[str, str] = {}
     digest = _task_hash(task, known, {})
     return Record({"kind": "task", "task": digest, "pending": 0}, [], known)

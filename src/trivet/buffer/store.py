@@ -1,8 +1,9 @@
 """The database under the ledger: one writer thread, batched transactions, readers on their own connections.
 
 Everything particular to SQLite is in `_sqlite_*`. A write is a function of a connection; the writer runs what
-has queued up in one transaction, each function under its own savepoint, and answers the callers after the
-commit. So one commit (and one disk flush, where asked for) serves all threads that wait.
+has queued up in one transaction and answers the callers after the commit. When one of them raises, all are
+undone and run again one by one, so that only the one that raised fails. So one commit (and one disk flush,
+where asked for) serves all threads that wait.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from trivet.buffer import faults
@@ -210,43 +211,25 @@ class Database:
         return batch
 
     def _commit(self, batch: list[_Op]) -> None:
-        outcomes: list[tuple[_Op, bool, Any]] = []
+        results = []
         try:
             with self._transaction(any(op.durable for op in batch)):
                 for op in batch:
-                    outcomes.append((op, *self._attempt(op, alone=len(batch) == 1)))
+                    results.append(op.run(self._connection))
                 faults.point("commit")
             faults.point("committed")
         except Exception as error:
-            # The whole transaction is gone. Alone, each operation meets its own fate.
+            # The whole transaction is undone. Refusals are rare: each operation then meets its fate alone.
             if len(batch) > 1:
                 for op in batch:
                     self._commit([op])
-                return
-            op = batch[0]
-            if isinstance(error, DBAPIError | sqlite3.Error):
-                error = translate(error, self.where, self.busy_s, op.name)
-            op.future.set_exception(error)
-            return
-        for op, good, value in outcomes:
-            if good:
-                op.future.set_result(value)
+            elif isinstance(error, DBAPIError | sqlite3.Error):
+                batch[0].future.set_exception(translate(error, self.where, self.busy_s, batch[0].name))
             else:
-                op.future.set_exception(value)
-
-    def _attempt(self, op: _Op, *, alone: bool) -> tuple[bool, Any]:
-        """(True, result) or (False, error); errors that spoil the whole transaction are raised."""
-        if alone:
-            return True, op.run(self._connection)
-        try:
-            with self._connection.begin_nested():
-                return True, op.run(self._connection)
-        except DBAPIError as error:
-            if isinstance(error, IntegrityError):
-                return False, translate(error, self.where, self.busy_s, op.name)
-            raise
-        except Exception as error:
-            return False, error
+                batch[0].future.set_exception(error)
+            return
+        for op, result in zip(batch, results, strict=True):
+            op.future.set_result(result)
 
     @contextlib.contextmanager
     def _transaction(self, durable: bool) -> Iterator[None]:
