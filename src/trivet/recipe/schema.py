@@ -297,6 +297,10 @@ class Buffer(Section):
     lease_s: float = Field(
         default=3600.0, gt=0, description="a batch that is not trained within this time goes back, seconds"
     )
+    keep_tokens: bool = Field(
+        default=True,
+        description="keep the tokens of what was trained; false: free what the oldest kept checkpoint covers",
+    )
     requeue: list[Literal["surplus", "failed"]] = Field(
         default_factory=lambda: ["surplus", "failed"],
         description="which prompts that came to nothing are played once more",
