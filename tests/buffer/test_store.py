@@ -268,3 +268,23 @@ def test_a_damaged_blob_names_its_rollout(
         lease.groups()
     stage.fail(keys[0], "damaged", 1)
     assert [g.issue for g in lease.groups()] == [keys[1]]
+
+
+def test_tables_and_statements_are_not_particular_to_sqlite() -> None:
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import postgresql
+
+    from trivet.buffer import moves
+    from trivet.buffer.schema import metadata
+
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    for table in metadata.sorted_tables:
+        assert str(sa.schema.CreateTable(table).compile(dialect=dialect))
+    for statement in (moves._FIND, moves._LATE_CLAIMS, moves._LATE_LEASES, moves._LATE_FEEDBACK):
+        assert str(statement.compile(dialect=dialect))
+    assert "BIGSERIAL" in str(sa.schema.CreateTable(metadata.tables["issues"]).compile(dialect=dialect))
+
+
+def test_importing_the_room_does_not_import_sqlalchemy() -> None:
+    script = "import sys, trivet.buffer; sys.exit('sqlalchemy' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
