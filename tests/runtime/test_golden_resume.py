@@ -1,5 +1,5 @@
-"""64 prompts, batch 8, two epochs: killed after any step, every prompt is trained exactly twice, in 16 steps, and
-the numbers are those of the run that was never killed."""
+"""64 prompts, batch 8, two epochs: killed after any step, every prompt is trained exactly twice, in 16 steps,
+and the numbers are those of the run that was never killed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.runtime.support import EPOCHS, PROMPTS, STEPS, numbers, recipe, trained, weights
+
 from trivet.buffer import StageLedger
 from trivet.runtime import run_recipe
 
@@ -41,7 +41,7 @@ def check(run: Path, whole: Path) -> None:
 
 
 def cases() -> list[object]:
-    """Before and after every acknowledgement; one of the two is slow, in turn, to keep the fast suite fast."""
+    """Before and after every acknowledgement; one of the two is slow, in turn."""
     return [
         pytest.param(step, before, marks=pytest.mark.slow if before == (step % 2 == 0) else ())
         for step in range(1, STEPS + 1)

@@ -80,7 +80,10 @@ class Engine(Protocol):
     Cancelling the awaiting task frees the request's slot.
     """
 
-    version: int
+    @property
+    def version(self) -> int:
+        """Of the weights that new tokens are sampled with."""
+        ...
 
     async def generate(
         self, prompt: Tokens, sampling: Sampling, *, session: str, media: Any = None

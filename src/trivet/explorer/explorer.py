@@ -82,16 +82,18 @@ class Explorer:
         run: str,
         group: int,
         deterministic: bool,
+        requeue: bool,
         warn: Warn,
         advance: Callable[[int], None] = lambda n: None,
     ) -> None:
-        """`games` by task id; `run` enters every seed; `group` rollouts are played per issue.
+        """`games` by task id; `run` enters every seed; `group` rollouts are played per issue; `requeue`: what
+        could not be played is issued once more.
 
         `advance(n)` is called when n more rollouts have ended (for a progress bar).
         """
         self.ledger, self.games, self.policy = ledger, games, policy
         self.config, self.run, self.group, self.deterministic = config, run, group, deterministic
-        self.warn, self.advance = warn, advance
+        self.requeue, self.warn, self.advance = requeue, warn, advance
         self._places = asyncio.Semaphore(config.concurrency)
 
     def settle(self, settings: Stage) -> None:
@@ -147,6 +149,8 @@ class Explorer:
         if all(r.termination is Termination.ABORTED for r in group.rollouts):
             causes = ", ".join(unscored_causes(group.rollouts))
             self.ledger.fail(key, causes, tries, group=group, step=step)
+            if self.requeue and key.round == 0:
+                self.ledger.requeue(key)
             filled.failed += 1
             return
         cause = reject(group, self.config.window)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trivet.agents import Policy
 from trivet.algorithms import resolve
+from trivet.buffer import AttachmentStore
 from trivet.engine.base import Engine
 from trivet.explorer import Explorer
 from trivet.recipe import Stage
@@ -67,7 +68,12 @@ async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitSta
         trainer=trainer,
         synchroniser=_synchroniser(run, stage, engine, renderer, games, context) if engine else None,
         evaluator=open_evaluator(run, stage, held, engine, renderer, context) if engine and held else None,
-        keeper=Keeper(run.folder.stage(stage.name) / "checkpoints", stage.checkpoints),
+        keeper=Keeper(
+            run.folder.stage(stage.name) / "checkpoints",
+            stage.checkpoints,
+            keep_tokens=recipe.buffer.keep_tokens,
+            attachments=AttachmentStore(run.folder.path / "attachments"),
+        ),
         monitor=run.monitor,
         stop=run.stop,
         step_timeout_s=recipe.runtime.step_timeout_s,
@@ -156,18 +162,13 @@ def _source(
     if stage.mode == "train":
         return Reader(ledger, games.by_id, renderer, max_length=stage.max_length, warn=run.monitor.warn)
     assert engine is not None  # mode both always has one
-    attachments: Any = None
-    if stage.engine.top:
-        from trivet.buffer import AttachmentStore
-
-        attachments = AttachmentStore(run.folder.path / "attachments")
     policy = Policy(
         engine,
         renderer,
         stage.sampling,
         context=context,
         system_prompt=run.recipe.policy.system_prompt,
-        attachments=attachments,
+        attachments=AttachmentStore(run.folder.path / "attachments"),
         top=stage.engine.top,
     )
     return Explorer(
@@ -178,6 +179,7 @@ def _source(
         run=f"{run.seed_name}:{stage.name}",
         group=stage.batch.group,
         deterministic=stage.engine.deterministic is not False,
+        requeue="failed" in run.recipe.buffer.requeue,
         warn=run.monitor.warn,
     )
 

@@ -21,9 +21,10 @@ class Keeper:
     """
 
     def __init__(
-        self, directory: Path, config: Checkpoints, attachments: AttachmentStore | None = None
+        self, directory: Path, config: Checkpoints, *, keep_tokens: bool, attachments: AttachmentStore
     ) -> None:
-        self.directory, self.config, self.attachments = directory, config, attachments
+        self.directory, self.config = directory, config
+        self.keep_tokens, self.attachments = keep_tokens, attachments
         self.kept = 0
         self.pinned: set[int] = set()
 
@@ -41,7 +42,8 @@ class Keeper:
         ledger.checkpoint(step, state)
         self.kept = step
         oldest = checkpoint.retain(self.directory, self.config.keep_last)
-        ledger.collect(oldest, self.attachments)
+        if not self.keep_tokens:
+            ledger.collect(oldest, self.attachments)
 
     def restore(self, trainer: Trainer, ledger: StageLedger) -> dict[str, Any]:
         """The newest whole checkpoint's state ({} without one), with the ledger brought back to it."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trivet.algorithms import resolve
 from trivet.buffer import Ledger
 from trivet.monitor import Monitor, StageHandle
-from trivet.recipe import Recipe, Stage, plan
+from trivet.recipe import Recipe, Stage, plan, policy_shape, resolve_secrets
 from trivet.runtime.bench import bench_stage
 from trivet.runtime.build import policy_directory
 from trivet.runtime.compose import compose_stage
@@ -59,15 +60,18 @@ def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> R
     SIGTERM end it at a safe point with `stopped` set. Raises RunFolderError, RecipeError and the stages' own
     errors.
     """
-    plan(recipe).check()
+    _import_own(recipe)
+    algorithms = {s.name: resolve(s.algorithm) for s in recipe.stages if s.mode != "bench"}
+    plan(recipe, algorithms=algorithms).check()
     folder = RunFolder.open(recipe, fresh=fresh)
     monitor = Monitor(folder.path, **recipe.monitor.model_dump(), quiet=quiet)
     stop = StopRequest()
     result = RunResult(folder.path)
     try:
         _prepare_process(recipe)
+        _introduce(recipe, monitor)
         incarnation = f"{os.getpid()}-{secrets.token_hex(4)}"
-        url = recipe.buffer.url or f"sqlite:///{folder.path / 'ledger.sqlite'}"
+        url = resolve_secrets(recipe.buffer.url or "") or f"sqlite:///{folder.path / 'ledger.sqlite'}"
         with stop.handling(), Ledger(url, owner=incarnation, lease_s=recipe.buffer.lease_s) as ledger:
             run = Run(recipe, folder, monitor, ledger, stop, incarnation)
             try:
@@ -83,14 +87,35 @@ def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> R
     return result
 
 
-def _prepare_process(recipe: Recipe) -> None:
-    """Threads once for the whole process; the user's own code registered."""
-    import importlib
-
+def _introduce(recipe: Recipe, monitor: Monitor) -> None:
+    """The run's own facts, for the report."""
     import torch
 
+    shape = policy_shape(recipe)
+    monitor.about(
+        name=recipe.name,
+        device=recipe.runtime.device,
+        threads=torch.get_num_threads(),
+        parameters=shape.parameters if shape else None,
+        seed=recipe.seed,
+    )
+
+
+def _prepare_process(recipe: Recipe) -> None:
+    """Threads once for the whole process; nothing but the monitor talks."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # the monitor shows what there is to wait for
+    logging.set_verbosity_error()
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
+
+
+def _import_own(recipe: Recipe) -> None:
+    """The user's own files and modules, which register environments and algorithms."""
+    import importlib
+
     for name in recipe.imports:
         if name.endswith(".py"):
             from trivet.rewards.load import load_file

@@ -18,7 +18,7 @@ _ROUNDS = 100  # a source in which so many draws in a row give nothing is not wo
 
 
 class Reader:
-    """Renders worked answers into groups of one. Longer ones than `max_length` tokens are dropped, not cut."""
+    """Renders worked answers into groups of one; longer ones than `max_length` tokens are dropped."""
 
     def __init__(
         self,

@@ -183,7 +183,7 @@ class StageRun:
                 metrics = await self.in_trainer(lambda: self._update(step, groups, updates))
             except NothingToTrain as reason:
                 self.monitor.warn("nothing_to_train", f"step {step}: {reason}")
-                metrics |= reason.counters
+                metrics |= {f"train/{name}": value for name, value in reason.counters.items()}
         assert experience.lease is not None
         await asyncio.to_thread(self.ledger.ack, experience.lease, step)
         return metrics
@@ -195,7 +195,7 @@ class StageRun:
         batch = collate(groups)
         self.trainer.annotate(batch, self.algorithm.annotations(updates))
         prepared = prepare(batch, self.algorithm)
-        metrics: dict[str, float] = dict(prepared.counters)
+        metrics = {f"train/{name}": value for name, value in prepared.counters.items()}
         for part in split(prepared, updates):
             metrics |= self.trainer.update(part, step=step)
         metrics["time/train_s"] = time.monotonic() - begin
@@ -252,7 +252,7 @@ class StageRun:
 
     async def keep_if_exact(self, step: int) -> None:
         """At a stop: keep the step, or say that stored rollouts will be trained on again."""
-        if step == self.keeper.kept:
+        if step <= self.keeper.kept:
             return
         if self.exact(step):
             await self.keep(step)
@@ -296,4 +296,13 @@ class StageRun:
             lag = step - 1 - sampled_after(step, settings.sync.interval, 0)
             out |= reward_metrics(groups) | rollout_metrics([r for g in groups for r in g.rollouts])
             out |= filled.metrics() | {"buffer/lag": float(lag)}
+        if filled.rounds and self.synchroniser is not None:
+            out |= self._sampling_speed(filled.seconds)
         return out
+
+    def _sampling_speed(self, seconds: float) -> dict[str, float]:
+        """engine/...: what the engine did since the last step; tokens a second over the whole of sampling."""
+        assert self.synchroniser is not None
+        counted = self.synchroniser.engine.metrics()
+        out = {f"engine/{name}": value for name, value in counted.items()}
+        return out | {"engine/tokens_per_s": counted["decoded_tokens"] / max(1e-9, seconds)}
