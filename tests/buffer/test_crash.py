@@ -93,20 +93,22 @@ def _die_and_resume(driver: ModuleType, path: Path, points: list[int]) -> None:
 def test_death_between_statements(driver: ModuleType, tmp_path: Path) -> None:
     last = _points(driver, tmp_path / "count.sqlite")
     assert last > 200
-    for n in range(1, last, last // 10):
+    for n in range(1, last, last // 6):
         _die_and_resume(driver, tmp_path / f"{n}.sqlite", [n])
 
 
 @pytest.mark.slow
-def test_death_between_any_two_statements(driver: ModuleType, tmp_path: Path) -> None:
-    for n in range(1, _points(driver, tmp_path / "count.sqlite") + 1):
+@pytest.mark.parametrize("offset", range(1, 11))
+def test_death_between_any_two_statements(driver: ModuleType, tmp_path: Path, offset: int) -> None:
+    for n in range(offset, _points(driver, tmp_path / "count.sqlite") + 1, 10):
         _die_and_resume(driver, tmp_path / f"{n}.sqlite", [n])
 
 
 @pytest.mark.slow
-def test_many_deaths_in_one_run(driver: ModuleType, tmp_path: Path) -> None:
-    chance = random.Random(0)
-    for run in range(40):
+@pytest.mark.parametrize("seed", range(5))
+def test_many_deaths_in_one_run(driver: ModuleType, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    for run in range(5):
         points = [chance.randrange(1, 200) for _ in range(8)]
         _die_and_resume(driver, tmp_path / f"{run}.sqlite", points)
 
@@ -176,9 +178,10 @@ def test_kill_nine_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kill_nine_many_times(tmp_path: Path) -> None:
-    chance = random.Random(1)
-    kills = [(chance.randrange(1, 6), chance.random() * 0.1) for _ in range(25)]
+@pytest.mark.parametrize("seed", range(5))
+def test_kill_nine_many_times(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    kills = [(chance.randrange(1, 6), chance.random() * 0.1) for _ in range(6)]
     _killed_run(tmp_path, (64, 4, 3, 4, 3), kills)
 
 

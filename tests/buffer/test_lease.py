@@ -55,10 +55,16 @@ def test_a_strategy_of_ones_own(stage: StageLedger, filled: Fill) -> None:
         assert stage.take(2, "last_first").keys == (keys[2], keys[1])
         with pytest.raises(LedgerError, match="'last_first' is already registered"):
             register_strategy("last_first")(last_first)
+
+        register_strategy("greedy")(lambda candidates, n: [1, 1])
+        with pytest.raises(LedgerError, match="'greedy' picked a group twice, or one that is not ready"):
+            stage.take(2, "greedy")
+        assert stage.counts()["ready"] == 1
     finally:
         from trivet.buffer import strategies
 
-        del strategies._REGISTRY["last_first"]
+        for name in ("last_first", "greedy"):
+            strategies._REGISTRY.pop(name, None)
 
 
 def test_ack_trains_in_the_order_of_delivery(stage: StageLedger, filled: Fill) -> None:

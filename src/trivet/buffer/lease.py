@@ -108,10 +108,12 @@ def take(
     made = connection.execute(sa.insert(leases).values(row)).inserted_primary_key
     assert made is not None
     lease = int(made[0])
-    move = sa.update(issues).where(issues.c.seq == sa.bindparam("which"))
+    move = sa.update(issues).where(issues.c.seq == sa.bindparam("which"), issues.c.state == State.READY)
     values = {"state": State.LEASED, "lease": lease, "changed": now, "pos": sa.bindparam("place")}
     connection.execute(move.values(values), [{"which": s, "place": i} for i, s in enumerate(seqs)])
-    held = connection.execute(sa.select(issues).where(issues.c.lease == lease).order_by(issues.c.pos))
+    held = connection.execute(sa.select(issues).where(issues.c.lease == lease).order_by(issues.c.pos)).all()
+    if [r.seq for r in held] != seqs:
+        raise LedgerError(f"delivery strategy {strategy!r} picked a group twice, or one that is not ready")
     return lease, replay, tuple(key_of(r) for r in held), expires
 
 

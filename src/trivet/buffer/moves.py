@@ -201,14 +201,16 @@ def claim(connection: Connection, scope: Scope, n: int) -> list[IssueKey]:
 
 
 def abandon(connection: Connection, scope: Scope, keys: Sequence[IssueKey]) -> None:
-    """Give claimed issues back unplayed."""
+    """Give claimed issues back unplayed. Those whose claim ran out are not held any more: passed over."""
     for key in keys:
         row = find(connection, scope, key)
+        taken_over = row.state == State.IN_FLIGHT and row.kind is None and row.session != scope.session
+        if row.state == State.ISSUED or taken_over:
+            continue
         if row.state != State.IN_FLIGHT or row.kind is not None:
             raise refusal(
                 scope, row, State.ISSUED, "only a claimed issue with nothing stored can be given back"
             )
-        check_claim(connection, scope, row, State.ISSUED)
         back = {"state": State.ISSUED, "session": None, "expires": None, "changed": scope.clock()}
         connection.execute(sa.update(issues).where(issues.c.seq == row.seq).values(back))
 
