@@ -18,8 +18,8 @@ VOCABULARY = 61
 
 
 class PlainNorm(torch.nn.Module):
-    """RMS norm in the dtype of its input. transformers' own rounds to float32 inside, also in a float64 model:
-    two ways of computing one number then differ by a float32 step now and then."""
+    """RMS norm in the dtype of its input. transformers' own rounds to float32 inside, also in a float64
+    model: two ways of computing one number then differ by a float32 step now and then."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         super().__init__()
@@ -36,21 +36,21 @@ def tiny_model(
     import transformers as hf
 
     names = {"qwen3": "Qwen3", "llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral"}
-    shape: dict[str, Any] = dict(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
     config = getattr(hf, f"{names[family]}Config")(**{**shape, **more})
     torch.manual_seed(seed)
     model = getattr(hf, f"{names[family]}ForCausalLM")(config).to(dtype)

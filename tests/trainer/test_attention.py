@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,10 +64,11 @@ def test_equals_dense(
     monkeypatch.setattr(attention, "LONG", long)
     micro = forest(*FORESTS[name])
     torch.manual_seed(0)
-    tensors = [torch.randn(1, h, micro.tokens, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2)]
+    q, k, v = (torch.randn(1, h, micro.tokens, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+    tensors = (q, k, v)
     plan = AttentionPlan(micro, torch.device("cpu"), kind)
-    out, _ = packed_attention(torch.nn.Identity(), *tensors, None, sliding_window=window, trivet_plan=plan)
-    expected = dense(micro, *tensors, window)
+    out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, sliding_window=window, trivet_plan=plan)
+    expected = dense(micro, q, k, v, window)
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
     grad = torch.randn_like(out)
     got, want = torch.autograd.grad(out, tensors, grad), torch.autograd.grad(expected, tensors, grad)
@@ -91,7 +93,7 @@ def test_many_documents_in_few_buckets() -> None:
 
 
 @pytest.mark.parametrize("extra", [{"softcap": 30.0}, {"s_aux": torch.zeros(4)}])
-def test_what_is_not_computed_is_refused(extra: dict[str, object]) -> None:
+def test_what_is_not_computed_is_refused(extra: dict[str, Any]) -> None:
     plan = AttentionPlan(forest([3], [-1]), torch.device("cpu"))
     q = torch.zeros(1, 4, 3, 8)
     with pytest.raises(AttentionError, match=next(iter(extra))):

@@ -80,7 +80,7 @@ def test_logprobs_and_entropy() -> None:
 
 
 def test_temperature_divides_logits_before_the_softmax() -> None:
-    """Logits [1, 0, -1, -2] at temperature 0.6, worked by hand: raw (-0.4402) and raw / T (-0.7336) are wrong."""
+    """Logits [1, 0, -1, -2] at 0.6, by hand: raw (-0.4402) and raw / T (-0.7336) would be wrong."""
     weight = torch.tensor([[1.0], [0.0], [-1.0], [-2.0]])
     at = Positions(torch.zeros(2, dtype=torch.long), torch.tensor([0, 3]), torch.full((2,), 0.6))
     logp, _ = Head(weight, None, 8, torch.float32).logprobs(torch.ones(1, 1), at)

@@ -270,7 +270,7 @@ def test_unit_level_objective(tools: Any, micro_tokens: int) -> None:
 
 def test_a_unit_must_fit(tools: Any) -> None:
     prepared = tools.make_prepared(tools.random_groups(), "test_units")
-    with pytest.raises(PlanError, match="raise batch.micro_tokens"):
+    with pytest.raises(PlanError, match=r"raise batch\.micro_tokens"):
         run(tools.tiny_model(), prepared, 8)
 
 

@@ -1,8 +1,8 @@
-"""Attention over a packed forest of segments, for any Hugging Face causal model that takes an attention function.
+"""Attention over a packed forest of segments, for Hugging Face models that take an attention function.
 
 A token sees its segment's tokens up to itself and all tokens of the segment's ancestors. On CPUs, segments of
-similar shape are gathered into batched matrix products (grouped query heads are folded into the rows, so keys are
-never repeated); long ones go through the flash kernel block by block, ancestors without a mask, joined by
+similar shape are gathered into batched matrix products (grouped query heads are folded into the rows, so keys
+are never repeated); long ones go through the flash kernel block by block, ancestors without a mask, joined by
 their log-sum-exp (and differentiated with the joint one, which makes each block's gradient exact). Elsewhere:
 variable-length kernels where nothing is shared and the dtype allows, else one boolean block mask.
 """
@@ -64,7 +64,7 @@ class _Layout:
 class AttentionPlan:
     """What attention must know of one micro-batch; built once, used by every layer, forward and backward.
 
-    `kind`: "segments" (CPU kernels of this module) or "mask" (one block mask, any device); default: by device.
+    `kind`: "segments" (this module's CPU kernels) or "mask" (one block mask, any device); default: by device.
     """
 
     micro: MicroBatch
@@ -271,7 +271,7 @@ def _bucket_backward(
     qb = _gather(_fold(q, kv), b.query_rows, n, d)
     kb, vb = _gather(k, b.key_rows, n, d), _gather(v, b.key_rows, n, e)
     dv.view(-1, e).index_add_(0, b.key_rows, torch.bmm(probs.transpose(1, 2), gb).view(-1, e))
-    ds = torch._softmax_backward_data(torch.bmm(gb, vb.transpose(1, 2)), probs, -1, probs.dtype)
+    ds = torch.ops.aten._softmax_backward_data(torch.bmm(gb, vb.transpose(1, 2)), probs, -1, probs.dtype)
     ds.mul_(scale)
     _fold(dq, kv).view(-1, q.shape[1] // kv * d).index_add_(
         0, b.query_rows, torch.bmm(ds, kb).view(len(b.query_rows), -1)
@@ -314,7 +314,7 @@ def _long_backward(
     dv: torch.Tensor,
     scale: float,
 ) -> None:
-    """Each block differentiated with the joint output and log-sum-exp: its probabilities are then the true ones."""
+    """Each block is differentiated with the joint output and log-sum-exp: so its probabilities are right."""
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     own = [_heads(t, item.own) for t in (grad, q, out)]
     for where in (item.own, *item.ancestors):
@@ -342,8 +342,9 @@ def packed_attention(
     """The attention function: query (1, heads, _P, d), key and value (1, kv, _P, .) -> (1, _P, heads, e)."""
     if trivet_plan is None:
         raise AttentionError(
-            f"{type(module).__name__} did not hand the plan on to its attention, or was called outside the trainer: "
-            f"this model cannot be trained packed; use one whose layers pass keyword arguments to their attention"
+            f"{type(module).__name__} did not hand the plan on to its attention, or was called outside the "
+            f"trainer: this model cannot be trained packed; use one whose layers pass keyword arguments to "
+            f"their attention"
         )
     refused = [n for n in ("softcap", "s_aux", "position_bias") if extra.get(n) is not None]
     if refused:
@@ -358,7 +359,8 @@ def packed_attention(
     if trivet_plan.kind == "segments":
         q, k, v = (t.transpose(1, 2)[0].contiguous() for t in (query, key, value))
         layout = trivet_plan.layout(k.shape[1], window, q.dtype)
-        return _Segments.apply(q, k, v, layout, scale).unsqueeze(0), None  # type: ignore[union-attr]
+        packed: Any = _Segments.apply(q, k, v, layout, scale)
+        return packed.unsqueeze(0), None
     if (
         trivet_plan.flat
         and window is None
@@ -386,10 +388,10 @@ def _varlen(
     ends, longest = plan.ends(), int(plan.micro.length_S.max())
     q, k, v = (t.transpose(1, 2)[0] for t in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
-    out = varlen_attn(
+    out: Any = varlen_attn(
         q, k, v, ends, ends, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=grouped
     )
-    return out.unsqueeze(0)
+    return out[None]
 
 
 def register() -> None:

@@ -1,10 +1,10 @@
 """Checkpoints that are there whole or not at all.
 
-A checkpoint is a folder `step_000120` of a stage's checkpoint directory: `model.safetensors` (the weights as the
-trainer holds them), `optimizer.safetensors`, `random.safetensors`, `state.json` (the trainer's counters and the
-caller's own state), and `manifest.json` with every file's size and SHA-256. It is written under another name, synced
-to disk and renamed; the manifest comes last. Whatever happens in between leaves the former ones untouched, and
-a folder that fails its manifest is passed over.
+A checkpoint is a folder `step_000120` of a stage's checkpoint directory: `model.safetensors` (the weights as
+the trainer holds them), `optimizer.safetensors`, `random.safetensors`, `state.json` (the trainer's counters
+and the caller's own state), and `manifest.json` with every file's size and SHA-256. It is written under
+another name, synced to disk and renamed; the manifest comes last. Whatever happens in between leaves the
+former ones untouched, and a folder that fails its manifest is passed over.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class CheckpointError(RuntimeError):
 def write(directory: Path, step: int, trainer: Trainer, state: Mapping[str, Any]) -> Path:
     """Write the checkpoint of `step` and return its folder. `state` is the caller's, JSON-able.
 
-    An older folder of the same step is replaced. Raises CheckpointError (a full disk, say): what was there before
-    is then still there.
+    An older folder of the same step is replaced. Raises CheckpointError (a full disk, say): what was there
+    before is then still there.
     """
     directory = Path(directory)
     final, partial = directory / f"step_{step:06d}", directory / f".partial_step_{step:06d}"
@@ -71,13 +71,14 @@ def write(directory: Path, step: int, trainer: Trainer, state: Mapping[str, Any]
             "the disk is full: free space there, then resume" if error.errno == errno.ENOSPC else str(error)
         )
         raise CheckpointError(
-            f"checkpoint of step {step} in {directory} was not written: {hint}. Earlier checkpoints are untouched"
+            f"checkpoint of step {step} in {directory} was not written: {hint}. Earlier checkpoints are "
+            f"untouched"
         ) from error
     return final
 
 
 def latest(directory: Path) -> Path | None:
-    """The newest folder that is whole (sizes and checksums as its manifest says), None where there is none."""
+    """The newest folder that is whole (sizes and checksums as its manifest says), or None."""
     for path in reversed(_folders(Path(directory))):
         if not faults(path):
             return path
@@ -126,7 +127,7 @@ def read(path: Path, trainer: Trainer) -> dict[str, Any]:
 
 
 def retain(directory: Path, keep_last: int) -> int:
-    """Remove all but the newest `keep_last` whole checkpoints and every leftover; the oldest kept step (0: none)."""
+    """Remove all but the newest `keep_last` whole checkpoints, and leftovers; the oldest kept step, or 0."""
     directory = Path(directory)
     whole = [
         path for path in _folders(directory) if not (path / "manifest.json").is_symlink() and _complete(path)

@@ -1,13 +1,13 @@
 """Cheaper ways of computing two things every model here has: RMS norms and the embedding's gradient.
 
-Both are proved equal on the module at hand before they take its place; a module that computes something else keeps
-its own forward.
+Both are proved equal on the module at hand before they take its place; a module that computes something else
+keeps its own forward.
 """
 
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _norm_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return _RMSNorm.apply(x, self.weight, self.trivet_eps)  # type: ignore[return-value]
+    return cast(torch.Tensor, _RMSNorm.apply(x, self.weight, self.trivet_eps))
 
 
 @torch.no_grad()
@@ -52,14 +52,13 @@ def replace_norms(module: nn.Module) -> int:
     for norm in module.modules():
         eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         weight = getattr(norm, "weight", None)
-        plain = (
-            type(norm).__name__.endswith("RMSNorm") and isinstance(weight, torch.Tensor) and weight.ndim == 1
-        )
-        if not plain or eps is None or len(dict(norm.named_parameters())) != 1 or "forward" in vars(norm):
+        if not isinstance(weight, torch.Tensor) or weight.ndim != 1 or eps is None or "forward" in vars(norm):
+            continue
+        if not type(norm).__name__.endswith("RMSNorm") or len(dict(norm.named_parameters())) != 1:
             continue
         x = torch.randn(3, len(weight), generator=generator).to(weight)
-        own, fast = norm(x), _RMSNorm.apply(x, weight, float(eps))
-        if own.shape == fast.shape and torch.allclose(own, fast, rtol=1e-5, atol=1e-6):  # type: ignore[union-attr]
+        own, fast = norm(x), cast(torch.Tensor, _RMSNorm.apply(x, weight, float(eps)))
+        if own.shape == fast.shape and torch.allclose(own, fast, rtol=1e-5, atol=1e-6):
             norm.trivet_eps = float(eps)  # type: ignore[assignment]
             norm.forward = types.MethodType(_norm_forward, norm)
             count += 1
@@ -95,8 +94,8 @@ def add_rows(matrix: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> 
 
 
 def embed(embedding: nn.Module, ids_P: torch.Tensor) -> torch.Tensor:
-    """What `embedding(ids_P)` gives, (_P, hidden). A padding row, if it has one, is trained like any other: packed
-    rows hold no padding, and many models pad with a token their conversations really use."""
+    """What `embedding(ids_P)` gives, (_P, hidden). A padding row, if it has one, is trained like any other:
+    packed rows hold no padding, and many models pad with a token their conversations really use."""
     if type(embedding) is nn.Embedding and embedding.max_norm is None and not embedding._forward_hooks:
-        return _Rows.apply(embedding.weight, ids_P)  # type: ignore[return-value]
+        return cast(torch.Tensor, _Rows.apply(embedding.weight, ids_P))
     return embedding(ids_P)

@@ -5,9 +5,9 @@ With h a hidden state, W the projection, T the row's temperature, z = h W' / T a
     log p(y) = z_y - log sum exp z,   H = log sum exp z - sum p z,
     d log p(y) / dz = onehot(y) - p,  dH / dz = -p (log p + H).
 
-When the objective's derivative by log p is at hand (g per position), the gradients follow from the chunk's own
-probabilities and no second pass is made: dh = g (W_y - p W) / T and dW = sum over g (onehot(y) - p)' h / T. Row
-factors are applied to the narrow side of each product, never to the (_N, _V) matrix.
+When the objective's derivative by log p is at hand (g per position), the gradients follow from the chunk's
+own probabilities and no second pass is made: dh = g (W_y - p W) / T and dW = sum over g (onehot(y) - p)' h /
+T. Row factors are applied to the narrow side of each product, never to the (_N, _V) matrix.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Positions:
 
 
 Gradient = Callable[[slice, torch.Tensor, "torch.Tensor | None"], "tuple[torch.Tensor, torch.Tensor | None]"]
-"""(range of positions, log p, entropy or None) -> (d loss / d log p, d loss / d entropy or None), all (_n,)."""
+"""(range, log p, entropy or None) -> (d loss / d log p, d loss / d entropy or None), all (_n,)."""
 
 
 @dataclass
@@ -110,10 +110,11 @@ class Head:
         entropy: bool = False,
         keep: bool = False,
     ) -> torch.Tensor:
-        """One pass forward and back: adds to the gradients of weight and bias; d loss / d hidden (_P, hidden).
+        """One pass forward and back: adds to the gradients of weight and bias; returns d loss / d hidden.
 
-        `gradient` is called once for each chunk, in order, with the chunk's log-probabilities (and entropies with
-        `entropy`). Only with `keep` may it return a derivative by the entropy: the logits are then kept beside p.
+        `gradient` is called once for each chunk, in order, with the chunk's log-probabilities (and entropies
+        with `entropy`). Only with `keep` may it return a derivative by the entropy: the logits are then kept
+        beside p.
         """
         d_hidden = torch.zeros(hidden_P.shape, dtype=self.wide, device=hidden_P.device)
         matrix = self._matrix()
@@ -197,7 +198,7 @@ class Head:
         g_entropy: torch.Tensor,
         target: torch.Tensor,
     ) -> None:
-        """p becomes p (g + g_H (log p + H)): what is taken from g onehot(y) where the entropy has a gradient."""
+        """p becomes p (g + g_H (log p + H)): with the entropy's gradient, dz = g onehot(y) - that."""
         log_sum = z.gather(1, target[:, None]).squeeze(1) - logp
         z.add_((spread - log_sum)[:, None]).mul_(g_entropy[:, None]).add_(g[:, None])
         p.mul_(z)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,19 +38,20 @@ def load(model: str | Path | nn.Module, device: torch.device) -> tuple[Any, Path
         source = Path(model) if Path(model).is_dir() else None
         if source is None and isinstance(model, Path):
             raise ModelError(f"{model} is not a directory")
-        model = transformers.AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32)
+        with quiet():
+            model = transformers.AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32)
     elif Path(str(getattr(model, "name_or_path", ""))).is_dir() and getattr(model, "name_or_path", ""):
         source = Path(str(model.name_or_path))
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
         model = model.float()
-    return model.to(device), source
+    return cast(Any, model).to(device), source
 
 
 class PackedModel:
     """Hidden states of packed tokens, and the head over them.
 
-    `dtype` "bfloat16" computes under autocast with float32 master weights. The module stays in evaluation mode:
-    dropout would make the first ratio differ from 1.
+    `dtype` "bfloat16" computes under autocast with float32 master weights. The module stays in evaluation
+    mode: dropout would make the first ratio differ from 1.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class PackedModel:
         return ids, position, AttentionPlan(micro, self.device)
 
     def _checkpoint_layers(self, on: bool) -> None:
-        """transformers recomputes a layer only in training mode: that flag alone is set, on the layers alone."""
+        """transformers recomputes a layer only in training mode: the flag is set on the layers alone."""
         if not on:
             return
         from transformers.modeling_layers import GradientCheckpointingLayer
@@ -146,9 +148,10 @@ class PackedModel:
         limit = 1e-3 if self.compute == torch.float32 else 0.1
         if not gap < limit:
             raise ModelError(
-                f"{type(self.module).__name__}: packed logits differ from the model's own by {gap:.1e} (relative): its "
-                f"layers or its head do more than packed training computes (soft-capped or scaled logits, position "
-                f"biases, attention sinks, recurrent layers); train a model without them"
+                f"{type(self.module).__name__}: packed logits differ from the model's own by {gap:.1e} "
+                f"(relative): its layers or its head do more than packed training computes (soft-capped or "
+                f"scaled logits, position biases, attention sinks, recurrent layers); train a model without "
+                f"them"
             )
 
     @torch.no_grad()
@@ -164,14 +167,37 @@ class PackedModel:
         ]
 
     def export(self, directory: Path, source: Path | None) -> None:
-        """Write a Hugging Face directory: weights, configuration, and the tokenizer's files from `source`."""
-        directory.mkdir(parents=True, exist_ok=True)
+        """Write a Hugging Face directory: weights, configuration, and the tokenizer's files from `source`.
+
+        It appears whole or not at all; one that is there is replaced.
+        """
+        partial = directory.with_name(f".partial_{directory.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         self.module.set_attn_implementation("sdpa" if self.eager == attention.NAME else self.eager)
         try:
-            self.module.save_pretrained(str(directory), safe_serialization=True)
+            with quiet():
+                self.module.save_pretrained(str(partial), safe_serialization=True)
         finally:
             self.module.set_attn_implementation(attention.NAME)
         for file in sorted(source.iterdir()) if source is not None else []:
-            if file.is_file() and file.suffix not in _WEIGHTS and file.name not in _MODEL_FILES:
-                if not file.name.endswith(".index.json"):
-                    shutil.copy2(file, directory / file.name)
+            other = file.suffix in _WEIGHTS or file.name in _MODEL_FILES or file.name.endswith(".index.json")
+            if file.is_file() and not other:
+                shutil.copy2(file, partial / file.name)
+        if directory.exists():
+            shutil.rmtree(directory)
+        partial.rename(directory)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers' own: a run has one of its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -29,7 +29,7 @@ def aliases(module: nn.Module) -> dict[str, list[str]]:
 
 
 def select(module: nn.Module, trainable: Iterable[str], frozen: Iterable[str]) -> None:
-    """Set `requires_grad`: what a `trainable` pattern matches (none given: all) less what a `frozen` one does.
+    """Set `requires_grad`: what a `trainable` pattern matches (none given: all) less `frozen` ones.
 
     A tied parameter is matched by any of its names. Raises PatternError.
     """
@@ -41,8 +41,8 @@ def select(module: nn.Module, trainable: Iterable[str], frozen: Iterable[str]) -
             if not any(fnmatchcase(name, pattern) for name in every):
                 near = difflib.get_close_matches(pattern, every, 5, 0.0)
                 raise PatternError(
-                    f"trainer.{kind}: {pattern!r} matches no parameter; the nearest of {len(every)} names are "
-                    f"{', '.join(near)}"
+                    f"trainer.{kind}: {pattern!r} matches no parameter; the nearest of {len(every)} names "
+                    f"are {', '.join(near)}"
                 )
     parameters = dict(module.named_parameters())
     for name, group in names.items():
@@ -77,14 +77,15 @@ def configure(optimiser: torch.optim.AdamW, config: Config) -> None:
 
 
 def learning_rate(config: Config, update: int, total: int | None) -> float:
-    """Of update 0, 1, ...: warm-up (u + 1) / warmup_steps, then the schedule down to min_lr_ratio at `total`."""
+    """Of update u = 0, 1 ...: warm-up (u + 1) / warmup_steps, then down to min_lr_ratio at `total`."""
     if update < config.warmup_steps:
         return config.lr * (update + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
     if total is None:
         raise ValueError(
-            f"trainer.schedule {config.schedule!r} ends with the stage: give the stage `steps` or `epochs`, or use constant"
+            f"trainer.schedule {config.schedule!r} ends with the stage: give the stage `steps` or `epochs`, "
+            f"or use constant"
         )
     span = max(total - config.warmup_steps, 1)
     done = min((update - config.warmup_steps) / span, 1.0)
@@ -93,8 +94,8 @@ def learning_rate(config: Config, update: int, total: int | None) -> float:
 
 
 def clear_gradients(module: nn.Module) -> None:
-    """Drop gradients, so that the next is taken over and not added; large ones are zeroed in place, since fresh
-    memory of that size costs more than writing zeros."""
+    """Drop gradients, so that the next is taken over and not added; large ones are zeroed in place, since
+    fresh memory of that size costs more than writing zeros."""
     for p in module.parameters():
         if p.grad is not None and p.numel() >= _LARGE:
             p.grad.zero_()
@@ -119,7 +120,9 @@ def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:
 
 
 def scale_gradients(parameters: Iterable[torch.Tensor], factor: float) -> None:
-    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.mul_(factor)
 
 
 def state_of(optimiser: torch.optim.AdamW, names: Mapping[int, str]) -> dict[str, torch.Tensor]:

@@ -28,8 +28,8 @@ class MicroBatch:
 
     `token_P`: the batch's token each packed one stands for (the first row's, where rows share it).
     `start_S`, `length_S`: a segment's packed range; `parent_S`: -1 for a root. `row_R`: the batch's rows.
-    Trained positions (_N), row after row: `target_N` the batch's token that is predicted, `source_N` the packed
-    token whose hidden state predicts it.
+    Trained positions (_N), row after row: `target_N` the batch's token that is predicted, `source_N` the
+    packed token whose hidden state predicts it.
     """
 
     token_P: np.ndarray
@@ -73,7 +73,7 @@ class _Node:
 
 
 class _Forest:
-    """Rows by common beginnings. Children of a node differ in their first MIN_SHARED tokens, or are shorter."""
+    """Rows by common beginnings. A node's children differ in their first MIN_SHARED tokens or are shorter."""
 
     def __init__(self, key_T: np.ndarray) -> None:
         self.key_T = key_T
@@ -103,7 +103,7 @@ class _Forest:
             parent, level = child, self.nodes[child].children
 
     def _split(self, index: int, at: int, level: dict[bytes, int], name: bytes) -> int:
-        """A new node takes the first `at` tokens of `index`, which keeps the rest and its rows; the new one."""
+        """A new node, returned, takes the first `at` tokens of `index`, which keeps the rest and its rows."""
         node = self.nodes[index]
         upper, new = _Node(node.parent, node.start, at), len(self.nodes)
         self.nodes.append(upper)
@@ -135,8 +135,8 @@ def plan(
     """Cut a batch into micro-batches of at most `micro_tokens` packed tokens.
 
     `wanted_T` (bool): tokens whose log-probability is asked for; a row without one is left out. Rows with
-    the same `unit_R` stay in one micro-batch. Rows keep the batch's order, so the grid depends on the batch only.
-    Raises PlanError for a unit that does not fit and for a wanted token that nothing predicts.
+    the same `unit_R` stay in one micro-batch. Rows keep the batch's order, so the grid depends on the batch
+    only. Raises PlanError for a unit that does not fit and for a wanted token that nothing predicts.
     """
     last_R = _last_wanted(row_start_R, row_length_R, wanted_T)
     rows = np.flatnonzero(last_R >= 0)
@@ -193,8 +193,9 @@ def _group_rows(
             cost = sum(forest.nodes[node].length for node in new)
             if cost > budget:
                 raise PlanError(
-                    f"unit {unit} ({len(members)} row(s), first row {members[0]}) needs {cost} tokens in one forward "
-                    f"pass, the budget is {budget}: raise batch.micro_tokens to at least {cost}, or shorten the rows"
+                    f"unit {unit} ({len(members)} row(s), first row {members[0]}) needs {cost} tokens in one "
+                    f"forward pass, the budget is {budget}: raise batch.micro_tokens to at least {cost}, or "
+                    f"shorten the rows"
                 )
             out.append([])
         placed |= new

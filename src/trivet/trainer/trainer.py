@@ -30,9 +30,9 @@ class TrainingDiverged(RuntimeError):
 class Trainer:
     """Trains one causal language model on packed rows.
 
-    `model`: Hugging Face directory or name, or a loaded model (which is then trained in place). `reference`: the
-    frozen copy `ref_logp` is computed with (default: `model` as it was handed over). `total_steps`: updates of the
-    stage, for schedules that end.
+    `model`: Hugging Face directory or name, or a loaded model (which is then trained in place). `reference`:
+    the frozen copy `ref_logp` is computed with (default: `model` as it was handed over). `total_steps`:
+    updates of the stage, for schedules that end.
     """
 
     def __init__(
@@ -51,6 +51,9 @@ class Trainer:
         torch.manual_seed(seed)  # weights a directory lacks are drawn; nothing else here is random
         self.config, self.micro_tokens, self.total_steps = config, micro_tokens, total_steps
         self.device = torch.device(device)
+        if self.device.type == "cpu":
+            # A sharp softmax is full of numbers below 1e-38, and a CPU multiplies those thirty times slower.
+            torch.set_flush_denormal(True)
         module, self.source = load(model, self.device)
         optim.select(module, config.trainable, config.frozen)
         optim.learning_rate(config, config.warmup_steps, total_steps)
@@ -115,8 +118,8 @@ class Trainer:
             if isinstance(source, torch.nn.Module):
                 if source is self.model.module and self.updates:
                     raise RuntimeError(
-                        "the reference would be a copy of weights that were already trained: hand Trainer the "
-                        "`reference` it shall use"
+                        "the reference would be a copy of weights that were already trained: hand Trainer "
+                        "the `reference` it shall use"
                     )
                 source = copy.deepcopy(source)
             module, _ = load(source, self.device)
@@ -135,8 +138,8 @@ class Trainer:
                 out[micro.target_N] = logp.float().cpu().numpy()
         if np.isnan(out[wanted]).any():
             raise TrainingDiverged(
-                f"log-probabilities of {int(np.isnan(out[wanted]).sum())} trained tokens are not a number: the weights "
-                f"are broken; go back to the last checkpoint and lower trainer.lr"
+                f"log-probabilities of {int(np.isnan(out[wanted]).sum())} trained tokens are not a number: "
+                f"the weights are broken; go back to the last checkpoint and lower trainer.lr"
             )
         return out
 
@@ -165,7 +168,7 @@ class Trainer:
     # -- update ----------------------------------------------------------------------------------
 
     def update(self, prepared: PreparedBatch, *, step: int) -> dict[str, float]:
-        """One optimiser update. Metrics under `train/`; an empty batch or a bad gradient leaves all as it was.
+        """One optimiser update; its metrics. An empty batch or a bad gradient leaves all as it was.
 
         Raises PlanError for a unit that does not fit `micro_tokens`, TrainingDiverged after
         `max_bad_updates` updates in a row whose loss or gradient norm was not finite.
@@ -361,7 +364,7 @@ class _Terms:
 
 
 def _units(prepared: PreparedBatch) -> np.ndarray:
-    """What stays in one micro-batch, by row: the widest unit of the unit-level streams; else each row alone."""
+    """What stays in one micro-batch, by row: the widest unit of the unit-level streams, else the row."""
     batch = prepared.batch
     kinds = {stream.spec.unit for stream in prepared.streams if stream.level == "unit"}
     if "group" in kinds:
