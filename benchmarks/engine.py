@@ -4,15 +4,15 @@
     python benchmarks/engine.py --quick     # the same questions, smaller: a minute or two
     python benchmarks/engine.py ragged tiny # some of them
 
-ragged     log-uniform lengths, prompts in groups of 8, against `model.generate` in batches of `slots` in order
-           of arrival (the only way it can be used for ragged lengths), and against the machine's peaks
+ragged     log-uniform lengths, prompts in groups of 8, against `model.generate` in batches of `slots` in
+           order of arrival (it has no other way with ragged lengths), and against the machine's peaks
 uniform    the same with equal lengths: what is left when there is nothing to schedule
 tiny       the quick start's model, where Python's overhead per step is what counts
 neighbour  decoding beside a busy process at nice 19 and at normal priority
 
 The two arms of a comparison are interleaved (half of B, A, the other half of B), because other load on the
-machine drifts; the ratio of CPU seconds is given too, which such load disturbs less. Tokens per second count wanted
-tokens only; prefill is included in both arms.
+machine drifts; the ratio of CPU seconds is given too, which such load disturbs less. Tokens per second count
+wanted tokens only; prefill is included in both arms.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def show_split(engine: TorchEngine, model: Any, work: Work) -> None:
         f"  engine: {m['steps']:.0f} steps of {rows:.1f} rows; a step {m['decode_s'] / steps * 1e3:.2f} ms = "
         f"forward {m['forward_s'] / steps * 1e3:.2f} + sampling {m['sample_s'] / steps * 1e3:.2f} + rest "
         f"{(m['decode_s'] - m['forward_s'] - m['sample_s']) / steps * 1e3:.2f}; prefill {m['prefill_s']:.2f} "
-        f"of {m['busy_s']:.2f} s; occupancy {m['occupancy']:.0%}; prefilled {m['prefilled_tokens']:.0f}, reused "
-        f"{m['reused_tokens']:.0f} tokens; {m['moved_rows']:.0f} rows moved"
+        f"of {m['busy_s']:.2f} s; occupancy {m['occupancy']:.0%}; prefilled {m['prefilled_tokens']:.0f}, "
+        f"reused {m['reused_tokens']:.0f} tokens; {m['moved_rows']:.0f} rows moved"
     )
     config = model.config
     weights = sum(p.numel() for p in model.parameters())

@@ -28,6 +28,17 @@ class Cache:
     def __init__(self, slots: int, context: int, dtype: torch.dtype, device: torch.device) -> None:
         self.slots, self.context, self.dtype, self.device = slots, context, dtype, device
         self.tensors: list[Tensor] = []
+        # Window i of (context zeros, context times -inf) hides all but the first context - i keys. They all
+        # overlap in one small vector: a mask is one indexed read.
+        steps = torch.zeros(2 * context, dtype=dtype, device=device)
+        steps[context:] = float("-inf")
+        self._windows = steps.as_strided((context, context), (1, 1))
+
+    def bias(self, position_NC: Tensor, length: int) -> Tensor:
+        """(_N, 1, _C, length): 0 where a key is at or before the position, -inf after it."""
+        rows, columns = position_NC.shape
+        window = (self.context - 1 - position_NC).reshape(-1)
+        return self._windows[:, :length].index_select(0, window).view(rows, 1, columns, length)
 
     def add(self, *entry: int, dtype: torch.dtype | None = None) -> Tensor:
         """A new cache tensor (slots + 1, context, *entry)."""
@@ -72,14 +83,10 @@ class Span:
     __slots__ = ("bias", "length", "position_NC", "rows", "write_T")
 
     def __init__(
-        self, rows: slice | Tensor, position_NC: Tensor, write_T: Tensor, length: int, dtype: torch.dtype
+        self, cache: Cache, rows: slice | Tensor, position_NC: Tensor, write_T: Tensor, length: int
     ) -> None:
         self.rows, self.position_NC, self.write_T, self.length = rows, position_NC, write_T, length
-        key = torch.arange(length, device=position_NC.device)
-        hidden = key > position_NC[:, None, :, None]
-        self.bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
-            hidden, float("-inf")
-        )
+        self.bias = cache.bias(position_NC, length)
 
     def read(self, tensor: Tensor) -> Tensor:
         """(_N, length, ...) of a cache tensor."""
@@ -96,11 +103,11 @@ def prefill_span(
     write = np.where(place < count[:, None], rows[:, None] * cache.context + position, _trash(cache))
     device = cache.device
     return Span(
+        cache,
         torch.from_numpy(rows).to(device),
         torch.from_numpy(position).to(device),
         torch.from_numpy(write.reshape(-1)).to(device),
         length,
-        cache.dtype,
     )
 
 
@@ -116,8 +123,7 @@ def decode_spans(
     position_N1 = torch.from_numpy(position[:, None]).to(cache.device)
     write_T = torch.from_numpy(write).to(cache.device)
     return [
-        Span(slice(lo, hi), position_N1[lo:hi], write_T[lo:hi], length, cache.dtype)
-        for lo, hi, length in groups
+        Span(cache, slice(lo, hi), position_N1[lo:hi], write_T[lo:hi], length) for lo, hi, length in groups
     ]
 
 

@@ -70,17 +70,19 @@ class FusedModel:
         self.size = getattr(config, "head_dim", None) or self.hidden // self.heads
         self.tensors: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}
-        self._head_norms: list[tuple[Tensor, Tensor, Tensor]] = []  # (q, k, expanded)
+        self._gains: list[tuple[Tensor, Tensor]] = []  # (named norm weight, where `_normed` reads it)
+        # On a CPU an RMS norm is four plain operations: x / hypot(|x|, sqrt(n eps)) * (weight sqrt(n)).
+        self.plain = cache.dtype == torch.float32 and cache.device.type == "cpu"
+        self._floor = {n: torch.full((1,), (n * self.eps) ** 0.5) for n in (self.hidden, self.size)}
         self.embed = self._keep("model.embed_tokens.weight", model.model.embed_tokens.weight)
         self.layers = [self._layer(f"model.layers.{i}.", layer) for i, layer in enumerate(model.model.layers)]
-        self.norm = self._keep("model.norm.weight", model.model.norm.weight)
+        self.norm = self._gain("model.norm.weight", model.model.norm.weight)
         if model.lm_head.weight is model.model.embed_tokens.weight:
             self.head = self.embed
             self.aliases["lm_head.weight"] = "model.embed_tokens.weight"
         else:
             self.head = self._keep("lm_head.weight", model.lm_head.weight)
         self.vocab = len(self.embed)
-        self.eps_1 = torch.full((1,), self.eps, device=cache.device)
         self._rotary(model.model.rotary_emb)
         self.refresh()
 
@@ -89,6 +91,13 @@ class FusedModel:
     def _keep(self, name: str, tensor: Tensor) -> Tensor:
         self.tensors[name] = tensor.detach().clone()
         return self.tensors[name]
+
+    def _gain(self, name: str, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """Keep a norm's weight and give what `_normed` multiplies by; filled by `refresh`."""
+        named = self._keep(name, weight)
+        gain = torch.empty_like(named) if out is None else out
+        self._gains.append((named, gain))
+        return gain
 
     def _fuse(self, prefix: str, modules: dict[str, Any], attribute: str) -> Tensor | None:
         """Concatenate one attribute of several linear modules and name the slices; None if they lack it."""
@@ -109,10 +118,9 @@ class FusedModel:
         out, down = {"self_attn.o_proj": attention.o_proj}, {"mlp.down_proj": mlp.down_proj}
         heads_norm = None
         if hasattr(attention, "q_norm"):
-            q = self._keep(f"{prefix}self_attn.q_norm.weight", attention.q_norm.weight)
-            k = self._keep(f"{prefix}self_attn.k_norm.weight", attention.k_norm.weight)
-            heads_norm = q.new_empty(self.heads + self.kv_heads, self.size)
-            self._head_norms.append((q, k, heads_norm))
+            heads_norm = attention.q_norm.weight.new_empty(self.heads + self.kv_heads, self.size)
+            self._gain(f"{prefix}self_attn.q_norm.weight", attention.q_norm.weight, heads_norm[: self.heads])
+            self._gain(f"{prefix}self_attn.k_norm.weight", attention.k_norm.weight, heads_norm[self.heads :])
 
         def fuse(modules: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
             weight = self._fuse(prefix, modules, "weight")
@@ -120,11 +128,11 @@ class FusedModel:
             return weight, self._fuse(prefix, modules, "bias")
 
         return _Layer(
-            self._keep(f"{prefix}input_layernorm.weight", layer.input_layernorm.weight),
+            self._gain(f"{prefix}input_layernorm.weight", layer.input_layernorm.weight),
             *fuse(qkv),
             heads_norm,
             *fuse(out),
-            self._keep(f"{prefix}post_attention_layernorm.weight", layer.post_attention_layernorm.weight),
+            self._gain(f"{prefix}post_attention_layernorm.weight", layer.post_attention_layernorm.weight),
             *fuse(gate_up),
             *fuse(down),
         )
@@ -135,14 +143,15 @@ class FusedModel:
         cos, sin = rotary(self.embed[:1, None], position)
         half = self.size // 2
         # rotate_half(x) * sin = roll(x, half) * (-sin, sin): one operation less.
-        self.cos = cos[0][:, None].contiguous()
-        self.sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None].contiguous()
+        turn = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+        self.rope = torch.stack([cos[0], turn], 1)[:, :, None].contiguous()  # (context, 2, 1, head size)
 
     def refresh(self) -> None:
         """Rebuild what is derived from the named tensors; called after every update."""
-        for q, k, expanded in self._head_norms:
-            expanded[: self.heads] = q
-            expanded[self.heads :] = k
+        for named, gain in self._gains:
+            gain.copy_(named)
+            if self.plain:
+                gain.mul_(named.shape[-1] ** 0.5)
 
     def allocate(self) -> None:
         for layer in self.layers:
@@ -158,7 +167,7 @@ class FusedModel:
     def _run(self, ids_T: Tensor, position_T: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the last layer, before the final norm: (_T, hidden)."""
         x = F.embedding(ids_T, self.embed)
-        cos, sin = self.cos[position_T], self.sin[position_T]
+        cos, sin = self.rope.index_select(0, position_T).unbind(1)
         tokens, half, rotated = len(ids_T), self.size // 2, self.heads + self.kv_heads
         shape = (tokens, rotated + self.kv_heads, self.size)
         for layer in self.layers:
@@ -174,12 +183,12 @@ class FusedModel:
             x = _add(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
         return x
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm over the last dimension; plain operations are twice as fast as torch's own on a CPU."""
-        if x.dtype != torch.float32 or x.device.type != "cpu":
-            return F.rms_norm(x, x.shape[-1:], None, self.eps) * weight
-        mean = torch.add(self.eps_1, (x * x).sum(-1, keepdim=True), alpha=1 / x.shape[-1])
-        return (x * mean.rsqrt_()).mul_(weight)
+    def _normed(self, x: Tensor, gain: Tensor) -> Tensor:
+        """RMS norm over the last dimension; `gain` is the weight as `refresh` prepared it."""
+        if not self.plain:
+            return F.rms_norm(x, x.shape[-1:], None, self.eps) * gain
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x / torch.hypot(length, self._floor[x.shape[-1]])).mul_(gain)
 
     def _logits(self, x: Tensor) -> Tensor:
         return F.linear(self._normed(x, self.norm), self.head).float()
