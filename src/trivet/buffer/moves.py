@@ -219,17 +219,52 @@ def _stored(record: Record, state: State, now: float) -> dict[str, Any]:
     return {**record.issue, "state": state, "session": None, "expires": None, "changed": now}
 
 
-def store(connection: Connection, scope: Scope, key: IssueKey, record: Record) -> list[str]:
-    """in_flight -> ready (or in_flight, stored, while rewards are pending); the rollout ids."""
-    row = find(connection, scope, key)
-    if row.kind is not None or State(row.state).terminal:
-        raise refusal(scope, row, State.READY, "its group is already stored; drop this second result")
-    check_claim(connection, scope, row, State.READY)
-    insert_records(connection, [(row.seq, record)])
-    state = State.IN_FLIGHT if record.issue["pending"] else State.READY
-    values = _stored(record, state, scope.clock())
-    connection.execute(sa.update(issues).where(issues.c.seq == row.seq).values(values))
-    return record.ids
+def _find_all(connection: Connection, scope: Scope, keys: Sequence[IssueKey]) -> dict[IssueKey, Any]:
+    """Rows of issues by key, few statements for many. Raises LedgerError when one was never issued."""
+    wanted, rows = set(keys), {}
+    for part in chunks(sorted({key.task_id for key in keys})):
+        for row in connection.execute(sa.select(issues).where(scope.mine, issues.c.task_id.in_(part))):
+            if key_of(row) in wanted:
+                rows[key_of(row)] = row
+    for key in keys:
+        if key not in rows:
+            find(connection, scope, key)  # raises
+    return rows
+
+
+def _set_stored(connection: Connection, scope: Scope, stored: Sequence[tuple[int, Record]]) -> None:
+    """The issues' new states, in one statement for all. Every record has the same columns."""
+    now = scope.clock()
+    values = [
+        {
+            "which": seq,
+            **_stored(record, State.IN_FLIGHT if record.issue["pending"] else State.READY, now),
+        }
+        for seq, record in stored
+    ]
+    names = [name for name in values[0] if name != "which"]
+    update = sa.update(issues).where(issues.c.seq == sa.bindparam("which"))
+    columns = {name: sa.bindparam(f"new_{name}") for name in names}
+    rows = [{"which": v["which"], **{f"new_{name}": v[name] for name in names}} for v in values]
+    connection.execute(update.values(columns), rows)
+
+
+def store(
+    connection: Connection, scope: Scope, records: Sequence[tuple[IssueKey, Record]]
+) -> list[list[str]]:
+    """in_flight -> ready (or in_flight, stored, while rewards are pending); rollout ids by group."""
+    if not records:
+        return []
+    rows = _find_all(connection, scope, [key for key, _ in records])
+    for key, _ in records:
+        if rows[key].kind is not None or State(rows[key].state).terminal:
+            why = "its group is already stored; drop this second result"
+            raise refusal(scope, rows[key], State.READY, why)
+        check_claim(connection, scope, rows[key], State.READY)
+    stored = [(rows[key].seq, record) for key, record in records]
+    insert_records(connection, stored)
+    _set_stored(connection, scope, stored)
+    return [record.ids for _, record in records]
 
 
 def store_new(
@@ -246,11 +281,7 @@ def store_new(
         found = sa.select(issues.c.task_id, issues.c.seq).where(*where, issues.c.task_id.in_(part))
         seqs.update((row.task_id, row.seq) for row in connection.execute(found))
     insert_records(connection, [(seqs[key.task_id], record) for key, record in new])
-    now = scope.clock()
-    for key, record in new:
-        state = State.IN_FLIGHT if record.issue["pending"] else State.READY
-        here = sa.update(issues).where(issues.c.seq == seqs[key.task_id])
-        connection.execute(here.values(_stored(record, state, now)))
+    _set_stored(connection, scope, [(seqs[key.task_id], record) for key, record in new])
     return [key for key, _ in new]
 
 

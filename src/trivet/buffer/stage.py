@@ -85,8 +85,14 @@ class StageLedger:
         The issue becomes ready, or waits in flight for pending rewards. Raises LedgerError when this session
         does not play the issue, when a group of it is stored already, or when the group is malformed.
         """
-        record = self._record(group, group.issue)
-        return self._write("put", lambda c: moves.store(c, self._scope, group.issue, record))
+        return self.put_all([group])[0]
+
+    def put_all(self, groups: Iterable[Group]) -> list[list[str]]:
+        """`put` of many groups in one transaction, all or none; their rollout ids."""
+        records = [(group.issue, self._record(group, group.issue)) for group in groups]
+        if len({key for key, _ in records}) < len(records):
+            raise LedgerError("put_all: an issue comes twice; each has one group")
+        return self._write("put", lambda c: moves.store(c, self._scope, records))
 
     def put_examples(self, groups: Iterable[Group], epoch: int) -> list[IssueKey]:
         """Issue and store groups that need no playing (sft, preference, replay); the keys that were new.

@@ -141,25 +141,26 @@ class Explorer:
                 # Nothing of this wave was stored: give it and what was to follow back.
                 await asyncio.shield(asyncio.to_thread(self.ledger.abandon, list(keys[start:])))
                 raise
-            for key, (group, tries) in zip(now, groups, strict=True):
-                await asyncio.to_thread(self._store, step, key, group, tries, filled)
+            await asyncio.to_thread(self._store, step, groups, filled)
 
-    def _store(self, step: int, key: IssueKey, group: Group, tries: int, filled: Filled) -> None:
-        filled.retried += tries - len(group.rollouts)
-        if all(r.termination is Termination.ABORTED for r in group.rollouts):
-            causes = ", ".join(unscored_causes(group.rollouts))
-            self.ledger.fail(key, causes, tries, group=group, step=step)
-            if self.requeue and key.round == 0:
-                self.ledger.requeue(key)
-            filled.failed += 1
-            return
-        cause = reject(group, self.config.window)
-        if cause is None:
-            self.ledger.put(group)
-            filled.accepted.append(group)
-        else:
-            self.ledger.filtered(key, cause, group=group, step=step)
-            filled.dropped.append((group, cause))
+    def _store(self, step: int, played: Sequence[tuple[Group, int]], filled: Filled) -> None:
+        """Accepted groups in one transaction, the others each with what was decided about it."""
+        accepted: list[Group] = []
+        for group, tries in played:
+            filled.retried += tries - self.group
+            if all(r.termination is Termination.ABORTED for r in group.rollouts):
+                causes = ", ".join(unscored_causes(group.rollouts))
+                self.ledger.fail(group.issue, causes, tries, group=group, step=step)
+                if self.requeue and group.issue.round == 0:
+                    self.ledger.requeue(group.issue)
+                filled.failed += 1
+            elif (cause := reject(group, self.config.window)) is None:
+                accepted.append(group)
+            else:
+                self.ledger.filtered(group.issue, cause, group=group, step=step)
+                filled.dropped.append((group, cause))
+        self.ledger.put_all(accepted)
+        filled.accepted += accepted
 
     async def play_groups(self, keys: Sequence[IssueKey]) -> list[tuple[Group, int]]:
         """All attempts of `keys` at once: per key its group and the tries its attempts took in all."""

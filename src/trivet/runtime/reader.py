@@ -68,7 +68,6 @@ class Reader:
                 self.ledger.filtered(key, reason.cause, step=step)
                 self.warn(f"dropped_{reason.cause}", f"example {key}: {reason}")
                 filled.failed += 1
-        for group in made:
-            self.ledger.put(group)
+        self.ledger.put_all(made)
         filled.accepted += made
         self.advance(len(made))
