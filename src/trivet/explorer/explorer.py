@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from trivet.explorer.play import Played, Warn, play
 from trivet.recipe.schema import Explorer as ExplorerConfig
 from trivet.recipe.schema import Stage
 from trivet.types import Group, IssueKey, Task, Termination
+
+_ROUNDS = 4  # without a window: to make up for issues that could not be played
 
 
 class TooManyUnscored(RuntimeError):
@@ -109,24 +112,30 @@ class Explorer:
         """
         begin = time.monotonic()
         filled = Filled()
-        rounds = self.config.window.max_rounds if self.config.window else 1
-        while len(filled.accepted) < prompts and filled.rounds < rounds:
-            keys = await asyncio.to_thread(refill, prompts - len(filled.accepted))
-            if not keys:
-                filled.exhausted = True
-                break
-            filled.rounds += 1
-            await self._round(step, keys, filled)
+        rounds = self.config.window.max_rounds if self.config.window else _ROUNDS
+        while len(filled.accepted) < prompts and filled.rounds < rounds and not filled.exhausted:
+            missing = prompts - len(filled.accepted)
+            keys = await asyncio.to_thread(refill, missing)
+            filled.exhausted = len(keys) < missing
+            if keys:
+                filled.rounds += 1
+                await self._round(step, keys, filled)
         self._check_scored(filled)
         if len(filled.accepted) < prompts and not filled.exhausted:
-            self.warn(
-                "starved",
-                f"step {step}: {len(filled.accepted)} of {prompts} groups passed the window after "
-                f"{filled.rounds} rounds ({solve_histogram(filled.groups)}); tasks that are always or never "
-                "solved teach nothing: widen explorer.window, or change the tasks",
-            )
+            self.warn("starved", self._starved(step, prompts, filled))
         filled.seconds = time.monotonic() - begin
         return filled
+
+    def _starved(self, step: int, prompts: int, filled: Filled) -> str:
+        """Why a batch is short: how many were dropped for what, and what the tasks are like."""
+        causes = Counter(cause for _, cause in filled.dropped) + Counter(failed=filled.failed)
+        why = ", ".join(f"{cause} {n}" for cause, n in causes.most_common())
+        advice = "what is always or never solved teaches nothing: widen explorer.window, or change the tasks"
+        return (
+            f"step {step}: {len(filled.accepted)} of {prompts} groups were accepted after "
+            f"{filled.rounds} rounds ({why}; {solve_histogram(filled.groups)})"
+            + (f"; {advice}" if self.config.window else "")
+        )
 
     async def _round(self, step: int, keys: Sequence[IssueKey], filled: Filled) -> None:
         """Play `keys`; where order matters, in waves that the engine can hold as one."""

@@ -13,6 +13,8 @@ from trivet.envs import Environment
 from trivet.recipe.schema import Explorer as ExplorerConfig
 from trivet.types import Rollout, Task, Termination, Trace, Unscored
 
+GRACE_S = 5.0  # after its deadline a rollout has this long to end itself, and a quarter of the deadline
+
 Warn = Callable[[str, str], None]
 """(cause, text): told about every failure; the monitor folds repetitions."""
 
@@ -48,7 +50,7 @@ async def play(
     a score.
     """
     # The conversation ends itself at the deadline and keeps its tokens; this outer one is for what hangs.
-    grace = max(5.0, 0.25 * config.deadline_s)
+    grace = max(GRACE_S, 0.25 * config.deadline_s)
     for retry in range(config.retries + 1):
         now = replace(attempt, retry=retry, deadline=time.monotonic() + config.deadline_s)
         try:
