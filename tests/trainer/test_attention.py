@@ -56,12 +56,15 @@ FORESTS = {
 
 @pytest.mark.parametrize("kind", ["segments", "mask"])
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("long", [256, 5], ids=["products", "flash"])
+@pytest.mark.parametrize(
+    ("long", "block"), [(512, 128), (512, 3), (5, 128)], ids=["products", "pieces", "flash"]
+)
 @pytest.mark.parametrize("name", FORESTS)
 def test_equals_dense(
-    name: str, long: int, window: int | None, kind: str, monkeypatch: pytest.MonkeyPatch
+    name: str, long: int, block: int, window: int | None, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "LONG", long)
+    monkeypatch.setattr(attention, "BLOCK", block)
     micro = forest(*FORESTS[name])
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, h, micro.tokens, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from trivet.trainer.packing import MicroBatch
 
 NAME = "trivet_packed"
-LONG = 256  # keys from which the flash kernel beats plain products (measured on AVX-512)
+LONG = 512  # keys from which the flash kernel beats plain products (measured on AVX-512)
+BLOCK = 128  # queries of a segment that are attended at once: later keys are left out block by block
 _WASTE = 0.25  # padded share of a bucket's score matrices that is worth one call less
 _FREE = 1 << 15  # score elements per head below which padding costs less than a call
 _AREA = 1 << 19  # score elements per head in one bucket: keeps its score matrices near the cache
@@ -30,9 +31,22 @@ class AttentionError(RuntimeError):
     """The model asks for an attention that packed training does not compute; says which."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive queries of one segment: packed first, how many, packed indices of their keys."""
+
+    first: int
+    queries: int
+    index: np.ndarray
+
+    @property
+    def keys(self) -> int:
+        return len(self.index)
+
+
 @dataclass(slots=True)
 class _Bucket:
-    """Documents (_B) of at most _L queries and _K keys. Rows index (token, kv head) pairs, flattened."""
+    """Pieces of segments (_B) of at most _L queries and _K keys. Rows index (token, kv head) pairs."""
 
     documents: int
     queries: int
@@ -100,49 +114,38 @@ class AttentionPlan:
     def layout(self, kv_heads: int, window: int | None, dtype: torch.dtype) -> _Layout:
         key = (kv_heads, window, dtype)
         if key not in self._layouts:
-            long = [s for s in range(len(self.paths)) if self.keys_S[s] > LONG] if window is None else []
-            short = sorted(set(range(len(self.paths))) - set(long), key=self._shape)
-            buckets = [self._bucket(b, kv_heads, window, dtype) for b in self._split(short)]
+            every = range(len(self.paths))
+            long = [s for s in every if self.keys_S[s] > LONG] if window is None else []
+            pieces = [p for s in every if s not in set(long) for p in self._pieces(s)]
+            pieces.sort(key=lambda p: (p.keys, p.queries, p.first))
+            buckets = [self._bucket(b, kv_heads, window, dtype) for b in _split(pieces)]
             self._layouts[key] = _Layout(buckets, [self._long(s) for s in long])
         return self._layouts[key]
 
-    def _shape(self, segment: int) -> tuple[int, int, int]:
-        return int(self.keys_S[segment]), int(self.micro.length_S[segment]), segment
+    def _pieces(self, segment: int) -> list[_Piece]:
+        """The segment's queries, BLOCK at a time, each with the keys its last query sees."""
+        start, length = int(self.micro.start_S[segment]), int(self.micro.length_S[segment])
+        before, index = int(self.keys_S[segment]) - length, self.key_index(segment)
+        return [
+            _Piece(start + a, min(BLOCK, length - a), index[: before + min(a + BLOCK, length)])
+            for a in range(0, length, BLOCK)
+        ]
 
-    def _split(self, order: list[int]) -> Iterator[list[int]]:
-        """Neighbours by size into buckets: a document joins while the padding it causes stays cheap."""
-        bucket: list[int] = []
-        real = queries = 0
-        for s in order:
-            keys, length, _ = self._shape(s)
-            wide, area = max(queries, length), keys * length
-            padded = (len(bucket) + 1) * wide * keys
-            waste = padded - real - area
-            if bucket and (waste > max(_FREE, _WASTE * (real + area)) or padded > _AREA):
-                yield bucket
-                bucket, real, wide = [], 0, length
-            bucket.append(s)
-            real, queries = real + area, wide
-        if bucket:
-            yield bucket
-
-    def _bucket(self, members: list[int], kv_heads: int, window: int | None, dtype: torch.dtype) -> _Bucket:
-        length_B, keys_B = self.micro.length_S[members], self.keys_S[members]
+    def _bucket(
+        self, members: list[_Piece], kv_heads: int, window: int | None, dtype: torch.dtype
+    ) -> _Bucket:
+        length_B = np.asarray([p.queries for p in members])
+        keys_B = np.asarray([p.keys for p in members])
         n, queries, keys = len(members), int(length_B.max()), int(keys_B.max())
         query, key = np.zeros((n, queries), np.int64), np.zeros((n, keys), np.int64)
-        for i, s in enumerate(members):
-            start = self.micro.start_S[s]
-            query[i, : length_B[i]] = np.arange(start, start + length_B[i])
-            key[i, : keys_B[i]] = self.key_index(s)
-        # A query's last key is itself: its depth on the path is keys - length + its index.
+        for i, piece in enumerate(members):
+            query[i, : piece.queries] = np.arange(piece.first, piece.first + piece.queries)
+            key[i, : piece.keys] = piece.index
+        # A query's last key is itself: its depth on the path is keys - queries + its number.
         depth = (keys_B - length_B)[:, None, None] + np.arange(queries)[None, :, None]
         gap = depth - np.arange(keys)[None, None, :]
-        seen = (
-            (gap >= 0)
-            & (gap < (window or keys + queries + 1))
-            & (np.arange(queries)[:, None] < length_B[:, None, None])
-        )
         real = np.arange(queries)[None] < length_B[:, None]
+        seen = (gap >= 0) & (gap < (window or keys + queries + 1)) & real[:, :, None]
         seen[~real, 0] = True  # a padded query must see something, or its softmax is not a number
         if n > 1 and (seen == seen[:1]).all():
             seen = seen[:1]
@@ -186,6 +189,23 @@ class AttentionPlan:
         return self._masks["ends"]
 
 
+def _split(order: list[_Piece]) -> Iterator[list[_Piece]]:
+    """Neighbours by size into buckets: a piece joins while the padding it causes stays cheap."""
+    bucket: list[_Piece] = []
+    real = widest = 0
+    for piece in order:
+        area, wide = piece.keys * piece.queries, max(widest, piece.queries)
+        padded = (len(bucket) + 1) * wide * piece.keys
+        waste = padded - real - area
+        if bucket and (waste > max(_FREE, _WASTE * (real + area)) or padded > _AREA):
+            yield bucket
+            bucket, real, wide = [], 0, piece.queries
+        bucket.append(piece)
+        real, widest = real + area, wide
+    if bucket:
+        yield bucket
+
+
 def _per_head(index: np.ndarray, kv_heads: int) -> np.ndarray:
     """(_B, _L) token indices -> flat rows of a (token, kv head) table in the order (_B, kv, _L)."""
     return (index[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]).reshape(-1)
@@ -197,24 +217,21 @@ class _Segments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: _Layout, scale: float):
         out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
-        keep = torch.is_grad_enabled() or any(t.requires_grad for t in (q, k, v))
-        probs = [_bucket_forward(b, q, k, v, out, scale) for b in layout.buckets]
+        kept = [t for b in layout.buckets for t in _bucket_forward(b, q, k, v, out, scale)]
         sums = [_long_forward(item, q, k, v, out, scale) for item in layout.long]
-        if keep:
-            ctx.layout, ctx.scale = layout, scale
-            ctx.save_for_backward(q, k, v, out, *probs, *sums)
+        ctx.layout, ctx.scale, ctx.shapes = layout, scale, (q.shape, k.shape, v.shape)
+        ctx.save_for_backward(*kept, *sums, *((q, k, v, out) if layout.long else ()))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor):
-        q, k, v, out, *rest = ctx.saved_tensors
-        layout, grad = ctx.layout, grads[0].contiguous()
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        probs, sums = rest[: len(layout.buckets)], rest[len(layout.buckets) :]
-        for bucket, p in zip(layout.buckets, probs, strict=True):
-            _bucket_backward(bucket, p, grad, q, k, v, dq, dk, dv, ctx.scale)
-        for item, lse in zip(layout.long, sums, strict=True):
-            _long_backward(item, lse, grad, out, q, k, v, dq, dk, dv, ctx.scale)
+        layout, grad, saved = ctx.layout, grads[0].contiguous(), list(ctx.saved_tensors)
+        dq, dk, dv = (grad.new_zeros(shape) for shape in ctx.shapes)
+        for bucket in layout.buckets:
+            kept, saved = saved[:4], saved[4:]
+            _bucket_backward(bucket, kept, grad, dq, dk, dv, ctx.scale)
+        for item in layout.long:
+            _long_backward(item, saved.pop(0), grad, saved[-4:], dq, dk, dv, ctx.scale)
         return dq, dk, dv, None, None
 
 
@@ -231,13 +248,14 @@ def _fold(t: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 def _bucket_forward(
     b: _Bucket, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Writes the bucket's rows of `out`; returns the probabilities (_B * kv, _L * group, _K)."""
-    kv, d, e = k.shape[1], k.shape[2], v.shape[2]
-    n = b.documents * kv
-    qb = _gather(_fold(q, kv), b.query_rows, n, d)
-    kb, vb = _gather(k, b.key_rows, n, d), _gather(v, b.key_rows, n, e)
-    scores = torch.bmm(qb.mul_(scale), kb.transpose(1, 2))
+) -> tuple[torch.Tensor, ...]:
+    """Writes the bucket's rows of `out`; returns what its gradient needs: probabilities
+    (_B * kv, _L * group, _K), scaled queries, keys, values.
+    """
+    kv, n = k.shape[1], b.documents * k.shape[1]
+    qb = _gather(_fold(q, kv), b.query_rows, n, q.shape[2]).mul_(scale)
+    kb, vb = _gather(k, b.key_rows, n, k.shape[2]), _gather(v, b.key_rows, n, v.shape[2])
+    scores = torch.bmm(qb, kb.transpose(1, 2))
     wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     wide.view(b.documents, kv, b.queries, -1, b.keys).add_(b.bias)
     probs = torch.softmax(wide, -1, out=wide).to(scores.dtype)
@@ -246,36 +264,30 @@ def _bucket_forward(
     if b.valid is not None:
         result, rows = result.index_select(0, b.valid), rows.index_select(0, b.valid)
     _fold(out, kv).view(-1, result.shape[1]).index_copy_(0, rows, result)
-    return probs
+    return probs, qb, kb, vb
 
 
 def _bucket_backward(
     b: _Bucket,
-    probs: torch.Tensor,
+    kept: list[torch.Tensor],
     grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     dq: torch.Tensor,
     dk: torch.Tensor,
     dv: torch.Tensor,
     scale: float,
 ) -> None:
     """Adds the bucket's share to dq, dk, dv. dS = P (dP - rowsum(P dP))."""
-    kv, d, e = k.shape[1], k.shape[2], v.shape[2]
-    n = b.documents * kv
-    gb = _fold(grad, kv).view(-1, q.shape[1] // kv * e).index_select(0, b.query_rows)
+    probs, qb, kb, vb = kept
+    kv, d, e = dk.shape[1], dk.shape[2], dv.shape[2]
+    folded = _fold(grad, kv)
+    gb = folded.view(-1, folded.shape[2]).index_select(0, b.query_rows)
     if b.padding is not None:
         gb.index_fill_(0, b.padding, 0.0)
-    gb = gb.view(n, -1, e)
-    qb = _gather(_fold(q, kv), b.query_rows, n, d)
-    kb, vb = _gather(k, b.key_rows, n, d), _gather(v, b.key_rows, n, e)
+    gb = gb.view(len(probs), -1, e)
     dv.view(-1, e).index_add_(0, b.key_rows, torch.bmm(probs.transpose(1, 2), gb).view(-1, e))
     ds = torch.ops.aten._softmax_backward_data(torch.bmm(gb, vb.transpose(1, 2)), probs, -1, probs.dtype)
-    ds.mul_(scale)
-    _fold(dq, kv).view(-1, q.shape[1] // kv * d).index_add_(
-        0, b.query_rows, torch.bmm(ds, kb).view(len(b.query_rows), -1)
-    )
+    rows = torch.bmm(ds, kb).mul_(scale).view(len(b.query_rows), -1)
+    _fold(dq, kv).view(-1, rows.shape[1]).index_add_(0, b.query_rows, rows)
     dk.view(-1, d).index_add_(0, b.key_rows, torch.bmm(ds.transpose(1, 2), qb).view(-1, d))
 
 
@@ -305,10 +317,7 @@ def _long_backward(
     item: _Long,
     lse: torch.Tensor,
     grad: torch.Tensor,
-    out: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    kept: list[torch.Tensor],
     dq: torch.Tensor,
     dk: torch.Tensor,
     dv: torch.Tensor,
@@ -316,12 +325,11 @@ def _long_backward(
 ) -> None:
     """Each block is differentiated with the joint output and log-sum-exp: so its probabilities are right."""
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    own = [_heads(t, item.own) for t in (grad, q, out)]
+    q, k, v, out = kept
+    g, query, result = (_heads(t, item.own) for t in (grad, q, out))
     for where in (item.own, *item.ancestors):
-        causal = where is item.own
-        parts = backward(
-            own[0], own[1], _heads(k, where), _heads(v, where), own[2], lse, 0.0, causal, scale=scale
-        )
+        keys, values, causal = _heads(k, where), _heads(v, where), where is item.own
+        parts = backward(g, query, keys, values, result, lse, 0.0, causal, scale=scale)
         for total, part, at in zip((dq, dk, dv), parts, (item.own, where, where), strict=True):
             _heads(total, at).add_(part)
 

@@ -51,9 +51,6 @@ class Trainer:
         torch.manual_seed(seed)  # weights a directory lacks are drawn; nothing else here is random
         self.config, self.micro_tokens, self.total_steps = config, micro_tokens, total_steps
         self.device = torch.device(device)
-        if self.device.type == "cpu":
-            # A sharp softmax is full of numbers below 1e-38, and a CPU multiplies those thirty times slower.
-            torch.set_flush_denormal(True)
         module, self.source = load(model, self.device)
         optim.select(module, config.trainable, config.frozen)
         optim.learning_rate(config, config.warmup_steps, total_steps)
@@ -107,6 +104,7 @@ class Trainer:
         if unknown:
             raise ValueError(f"the trainer cannot compute {unknown}; it computes {sorted(ANNOTATIONS)}")
         begin = time.perf_counter()
+        self._flush()
         for name in wanted:
             model = self.model if name == "proximal_logp" else self._frozen_copy()
             batch.annotations[name] = self._logprobs(model, batch)
@@ -155,6 +153,12 @@ class Trainer:
             share_prefix=self.config.share_prefix,
         )
 
+    def _flush(self) -> None:
+        """Numbers below 1e-38 count as 0 on this thread: a sharp softmax is full of them, and a CPU is thirty
+        times slower with them."""
+        if self.device.type == "cpu":
+            torch.set_flush_denormal(True)
+
     def _positions(self, batch: Batch, micro: MicroBatch) -> Positions:
         def put(array: np.ndarray, dtype: Any) -> torch.Tensor:
             return torch.from_numpy(array.astype(dtype)).to(self.device)
@@ -176,6 +180,7 @@ class Trainer:
         if prepared.empty:
             return {"train/skipped": 1.0, "train/loss": 0.0, "train/grad_norm": 0.0}
         begin = time.perf_counter()
+        self._flush()
         grid = self._plan(prepared.batch, prepared.trained_T, _units(prepared))
         clock = {"plan": time.perf_counter() - begin, "forward": 0.0, "backward": 0.0, "optim": 0.0}
         optim.clear_gradients(self.model.module)
