@@ -133,7 +133,7 @@ def test_a_window_that_nothing_passes_is_said_and_the_run_goes_on(
     run(tmp_path, epochs=None, steps=2, explorer={"window": window}, checkpoints={"every": 1})
     assert [line["train/skipped"] for line in lines(tmp_path)] == [1, 1]
     said = " ".join(capsys.readouterr().out.split())
-    assert "0 of 8 groups passed the window" in said
+    assert "0 of 8 groups were accepted" in said
     assert "groups by mean reward" in said
 
 
