@@ -72,6 +72,7 @@ class PackedModel:
         wide = projection.weight.dtype == torch.float64
         self.head = Head(projection.weight, projection.bias, chunk, torch.float64 if wide else self.compute)
         fast.replace_norms(module)
+        fast.replace_mlps(module)
         self._prove()
         self._checkpoint_layers(gradient_checkpointing)
 
