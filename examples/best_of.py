@@ -1,7 +1,7 @@
-"""An algorithm in one file: imitate the best answers of each group (expert iteration with one update a round).
+"""An algorithm in one file: imitate the best answers of each group (expert iteration, one update a round).
 
-No advantage, no ratio: a mask leaves the best rollouts of each group whose rewards differ, and cross-entropy trains on
-their tokens.
+No advantage, no ratio: a mask leaves the best rollouts of each group whose rewards differ, and cross-entropy
+trains on their tokens.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def best_of_group(batch: Batch, *, share: Annotated[float, Field(gt=0, le=1)] = 
 @register_algorithm("best_of")
 def best_of(*, share: float = 0.25, aggregation: str = "token_mean") -> Algorithm:
     """loss = sum over t of w_t * -log pi(t), t over the tokens of the best rollouts."""
-    stream = StreamSpec("best", make_part("objective", "cross_entropy"), make_part("aggregation", aggregation))
+    stream = StreamSpec(
+        "best", make_part("objective", "cross_entropy"), make_part("aggregation", aggregation)
+    )
     mask = make_part("mask", {"kind": "best_of_group", "share": share})
     return Algorithm("best_of", (stream,), masks=(mask,))

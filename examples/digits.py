@@ -1,7 +1,7 @@
 """An environment and its tasks in one file: "abc: 3 digits" asks for an answer of exactly three.
 
-A policy from random weights gets a little of the reward by chance, so reinforcement learning can start without any
-supervised example.
+A policy from random weights gets a little of the reward by chance, so reinforcement learning can start
+without any supervised example.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def digits(rng: random.Random, *, longest: int = 3) -> Iterator[Item]:
 
 @register_env("digits")
 class Digits(SingleTurn):
-    """Reward: the share of the answer that is digits, less `penalty` for each character too many or missing."""
+    """Reward: the share of the answer that is digits, less `penalty` per character too many or missing."""
 
     def __init__(self, *, penalty: float = 0.3) -> None:
         if penalty < 0:

@@ -1,7 +1,7 @@
 """trivet without a recipe: sample from a model, score the answers, look at the tokens.
 
-    python examples/from_python.py            # a tiny model from random weights
-    python examples/from_python.py models/smollm2
+python examples/from_python.py            # a tiny model from random weights
+python examples/from_python.py models/smollm2
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main(directory: Path) -> list[Rollout]:
         logprob = row.logprob_T[row.sampled_T].sum()
         print(f"{rollout.task.messages[0].text} {rollout.messages[-1].text!r}")
         print(
-            f"    {rollout.reward}, {rollout.termination}: {rollout.sampled_tokens} of {len(row)} tokens sampled, "
-            f"log-probability {logprob:.1f}"
+            f"    {rollout.reward}, {rollout.termination}: {rollout.sampled_tokens} of {len(row)} tokens "
+            f"sampled, log-probability {logprob:.1f}"
         )
     return rollouts
 
