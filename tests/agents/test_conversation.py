@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -354,7 +355,12 @@ def test_seeds_tell_all_requests_apart() -> None:
     assert len({a.seed("p", 0) for a in (base, *others)} | {base.seed("p", 1), base.seed("q", 0)}) == 7
 
 
-def test_rendering_and_parsing_run_in_the_executor_and_a_prompt_is_rendered_once(make: Make) -> None:
+@pytest.mark.parametrize("small", [True, False])
+def test_rendering_and_parsing_run_in_the_executor_unless_small_and_a_prompt_is_rendered_once(
+    make: Make, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not small:
+        monkeypatch.setattr(sys.modules["trivet.agents.conversation"], "_SMALL", 0)
     names: list[str] = []
     calls: list[int] = []
 
@@ -379,5 +385,5 @@ def test_rendering_and_parsing_run_in_the_executor_and_a_prompt_is_rendered_once
             await asyncio.gather(*(policy.conversation(TASK, a).reply() for a in attempts))
 
         asyncio.run(play())
-    assert {name.split("_")[0] for name in names} == {"own"}
+    assert {name.split("_")[0] for name in names} == {"MainThread" if small else "own"}
     assert len(calls) == 1

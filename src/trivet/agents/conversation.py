@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trivet.agents.policy import Policy
 
 _Result = TypeVar("_Result")
+_SMALL = 256  # characters or tokens rendered or parsed in about a tenth of a millisecond
 
 
 class ConversationError(ValueError):
@@ -207,7 +208,9 @@ class Conversation:
                 return policy.render_opening(messages, self.tools)
             return policy.renderer.extend(messages, answer, ids, tools=self.tools, generate=True)
 
-        return await self._thread("render_s", work)
+        fresh = messages if answer < 0 else messages[answer + 1 :]
+        size = sum(len(m.text) for m in fresh) + len(ids)
+        return await self._thread("render_s", work, size=size)
 
     def _append(self, rendered: Rendered) -> None:
         position = 0
@@ -241,7 +244,9 @@ class Conversation:
 
     async def _accept(self, generation: Generation, room: int) -> Message:
         index = len(self.messages)
-        parsed = await self._thread("parse_s", lambda: self.policy.renderer.parse(generation.ids_T))
+        parsed = await self._thread(
+            "parse_s", lambda: self.policy.renderer.parse(generation.ids_T), size=len(generation.ids_T)
+        )
         message, stopped = cut_at(parsed, self.policy.sampling.stop)
         attachments = await self._heavy(generation)
         # No await from here on: a cancelled reply leaves the trace without half an answer.
@@ -305,9 +310,13 @@ class Conversation:
         self.termination = termination
         return Message("assistant", "")
 
-    async def _thread(self, timing: str, work: Callable[[], _Result]) -> _Result:
+    async def _thread(self, timing: str, work: Callable[[], _Result], *, size: int | None = None) -> _Result:
+        """Run `work` in the policy's executor; at once where `size` (characters or tokens) says that handing
+        it over would take longer than doing it."""
         begin = time.perf_counter()
         try:
+            if size is not None and size <= _SMALL:
+                return work()
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self.policy.executor, work)
         finally:

@@ -219,7 +219,7 @@ def _stored(record: Record, state: State, now: float) -> dict[str, Any]:
     return {**record.issue, "state": state, "session": None, "expires": None, "changed": now}
 
 
-def _find_all(connection: Connection, scope: Scope, keys: Sequence[IssueKey]) -> dict[IssueKey, Any]:
+def find_all(connection: Connection, scope: Scope, keys: Sequence[IssueKey]) -> dict[IssueKey, Any]:
     """Rows of issues by key, few statements for many. Raises LedgerError when one was never issued."""
     wanted, rows = set(keys), {}
     for part in chunks(sorted({key.task_id for key in keys})):
@@ -255,7 +255,7 @@ def store(
     """in_flight -> ready (or in_flight, stored, while rewards are pending); rollout ids by group."""
     if not records:
         return []
-    rows = _find_all(connection, scope, [key for key, _ in records])
+    rows = find_all(connection, scope, [key for key, _ in records])
     for key, _ in records:
         if rows[key].kind is not None or State(rows[key].state).terminal:
             why = "its group is already stored; drop this second result"

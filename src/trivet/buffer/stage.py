@@ -309,6 +309,11 @@ class StageLedger:
         """The issue's place in the order of issue: a number that grows with every issue of the ledger."""
         return self._db.read("order", lambda c: int(moves.find(c, self._scope, key).seq))
 
+    def orders(self, keys: Sequence[IssueKey]) -> dict[IssueKey, int]:
+        """`order` of many issues at once."""
+        rows = self._db.read("orders", lambda c: moves.find_all(c, self._scope, keys))
+        return {key: int(rows[key].seq) for key in keys}
+
     def groups(self, keys: Iterable[IssueKey]) -> list[Group]:
         """Stored groups by key, whatever their state (a replayed filter, a page of samples).
 

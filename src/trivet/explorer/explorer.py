@@ -173,7 +173,8 @@ class Explorer:
 
     async def play_groups(self, keys: Sequence[IssueKey]) -> list[tuple[Group, int]]:
         """All attempts of `keys` at once: per key its group and the tries its attempts took in all."""
-        attempts = {key: self._attempts(key) for key in keys}
+        orders = await asyncio.to_thread(self.ledger.orders, keys)
+        attempts = {key: self._attempts(key, orders[key]) for key in keys}
         if self.deterministic:
             self.policy.engine.expect([a.session(self.policy.player) for key in keys for a in attempts[key]])
         async with asyncio.TaskGroup() as tasks:
@@ -187,8 +188,8 @@ class Explorer:
             out.append((Group(attempts[key][0].group, key, rollouts), sum(p.tries for p in played)))
         return out
 
-    def _attempts(self, key: IssueKey) -> list[Attempt]:
-        name, order = f"{self.ledger.name}/{key}", self.ledger.order(key)
+    def _attempts(self, key: IssueKey, order: int) -> list[Attempt]:
+        name = f"{self.ledger.name}/{key}"
         return [Attempt(run=self.run, issue=key, group=name, index=i, order=order) for i in range(self.group)]
 
     async def _attempt(self, attempt: Attempt) -> Played:
