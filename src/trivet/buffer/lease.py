@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +39,19 @@ class Lease:
         """How many groups fewer than asked for; 0 for a full lease."""
         return max(0, self.asked - len(self.keys))
 
-    def groups(self) -> list[Group]:
+    def groups(self, known: Mapping[IssueKey, Group] | None = None) -> list[Group]:
         """The groups as stored now, in order of delivery; from the first call on their rewards are frozen.
 
-        Groups decided otherwise since (stale, filtered ...) are left out. Raises LedgerError when the lease
-        is over or a rollout is damaged.
+        `known`: groups this process has just put and still holds; where they are the whole lease, they are given
+        back without being read again. Groups decided otherwise since (stale, filtered ...) are left out. Raises
+        LedgerError when the lease is over or a rollout is damaged.
         """
-        return self._stage._read(self) if self._stage is not None and self.id is not None else []
+        if self._stage is None or self.id is None:
+            return []
+        if known is not None and all(key in known and known[key].ready for key in self.keys):
+            self._stage._freeze(self)
+            return [known[key] for key in self.keys]
+        return self._stage._read(self)
 
     def tasks(self) -> list[Task]:
         """The groups' tasks, in order; also for records of kind `task`, which hold no rollouts."""

@@ -196,10 +196,15 @@ class StageLedger:
         if held is not None:
             lease.expires = self._write("renew", lambda c: leasing.renew(c, self._scope, held))
 
-    def _read(self, lease: Lease) -> list[Group]:
+    def _freeze(self, lease: Lease) -> None:
         held = lease.id
         assert held is not None
         self._write("groups", lambda c: leasing.freeze(c, self._scope, held))
+
+    def _read(self, lease: Lease) -> list[Group]:
+        self._freeze(lease)
+        held = lease.id
+        assert held is not None
         return self._db.read("groups", lambda c: leasing.read_groups(c, held))
 
     def _tasks(self, lease: Lease) -> list[Task]:

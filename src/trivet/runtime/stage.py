@@ -160,7 +160,8 @@ class StageRun:
         if not filled.accepted and filled.exhausted:
             return Experience(filled)
         lease = await asyncio.to_thread(self.ledger.take, max(1, len(filled.accepted)), step=step)
-        filled.accepted = await asyncio.to_thread(lease.groups)
+        known = {group.issue: group for group in filled.accepted}
+        filled.accepted = await asyncio.to_thread(lease.groups, known)
         return Experience(filled, lease)
 
     def _stored(self, step: int, lease: Lease) -> Filled:

@@ -1,13 +1,14 @@
 """A container for numpy columns: compact, versioned, checked, and without pickle.
 
-Layout: magic (4 bytes), format version (u16), header length (u32), header (JSON), then one
-zlib-compressed block per column. The header names every block's dtype, shape, offset, length and
+Layout: magic (4 bytes), format version (u16), header length and CRC-32 (u32 each), header (JSON), then
+one zlib-compressed block per column. The header names every block's dtype, shape, offset, length and
 CRC-32, so that one column can be read without touching the others.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import numpy as np
 
 MAGIC = b"TRVT"
 VERSION = 1
-_PREFIX = struct.Struct("<4sHI")
+_PREFIX = struct.Struct("<4sHII")
 # Only what a trace needs: no objects, no strings, nothing whose decoding could run code.
 _DTYPES = {"|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<f2", "<f4", "<f8"}
 _MAX_COLUMN_BYTES = 1 << 32
@@ -48,13 +49,13 @@ def pack(columns: Mapping[str, np.ndarray], meta: Any, level: int = 1) -> bytes:
         blocks.append(block)
         offset += len(block)
     header = json.dumps({"columns": table, "meta": meta}, separators=(",", ":")).encode()
-    return b"".join([_PREFIX.pack(MAGIC, VERSION, len(header)), header, *blocks])
+    return b"".join([_PREFIX.pack(MAGIC, VERSION, len(header), zlib.crc32(header)), header, *blocks])
 
 
 def _header(blob: bytes) -> tuple[dict[str, Any], int]:
     if len(blob) < _PREFIX.size:
         raise CodecError(f"blob of {len(blob)} bytes is too short to be a trivet record")
-    magic, version, length = _PREFIX.unpack_from(blob)
+    magic, version, length, crc = _PREFIX.unpack_from(blob)
     if magic != MAGIC:
         raise CodecError(f"blob starts with {magic!r}, not with {MAGIC!r}: not a trivet record")
     if version > VERSION:
@@ -62,8 +63,11 @@ def _header(blob: bytes) -> tuple[dict[str, Any], int]:
             f"blob has format version {version}, this trivet reads up to {VERSION}: upgrade trivet"
         )
     body = _PREFIX.size + length
+    text = blob[_PREFIX.size : body]
+    if len(text) != length or zlib.crc32(text) != crc:
+        raise CodecError("blob's header is damaged (length or checksum differs)")
     try:
-        header = json.loads(blob[_PREFIX.size : body])
+        header = json.loads(text)
         return {"columns": dict(header["columns"]), "meta": header["meta"]}, body
     except (ValueError, KeyError, TypeError) as error:
         raise CodecError(f"blob's header is damaged: {error}") from error
@@ -80,9 +84,7 @@ def _column(blob: bytes, body: int, name: str, entry: Mapping[str, Any]) -> np.n
     block = blob[body + start : body + start + length]
     if len(block) != length or zlib.crc32(block) != crc:
         raise CodecError(f"column {name!r} is damaged (length or checksum differs)")
-    expected = np.dtype(dtype).itemsize
-    for n in shape:
-        expected *= n
+    expected = np.dtype(dtype).itemsize * math.prod(shape)
     if expected > _MAX_COLUMN_BYTES:
         raise CodecError(f"column {name!r} claims {expected} bytes: refused")
     decoder = zlib.decompressobj()

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from trivet.types import codec
 from trivet.types.messages import Message, SchemaError, Task
 from trivet.types.trace import Trace
-
-import numpy as np
 
 
 class Termination(StrEnum):

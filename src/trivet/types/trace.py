@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ class Trace:
         nodes = [self.nodes[i] for i in path]
         if not nodes:
             return self.column(name)[:0]
-        contiguous = all(a.start + a.length == b.start for a, b in zip(nodes, nodes[1:], strict=False))
+        contiguous = all(a.start + a.length == b.start for a, b in pairwise(nodes))
         column = self.column(name)
         if contiguous:
             return column[nodes[0].start : nodes[-1].start + nodes[-1].length]
