@@ -250,6 +250,7 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", help="ragged, uniform, tiny, neighbour; default: all")
     parser.add_argument("--quick", action="store_true", help="6 layers and shorter answers")
+    parser.add_argument("--requests", type=int, help="of the ragged part; default 256, with --quick 128")
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()
@@ -261,6 +262,7 @@ def main() -> None:
         f"{flops:.0f} GFLOP/s, {bandwidth:.1f} GB/s; torch {torch.__version__}"
     )
     layers, requests, high = (6, 128, 96) if args.quick else (30, 256, 256)
+    requests = args.requests or requests
     vocab = 49152
     large = smollm2(layers) if {"ragged", "uniform", "neighbour"} & set(parts) else None
     if "ragged" in parts:
