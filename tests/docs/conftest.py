@@ -46,7 +46,12 @@ def _forget(tmp_path: Path) -> Iterator[None]:
     kept, modules = [dict(table) for table in tables], set(sys.modules)
     yield
     for table, before in zip(tables, kept, strict=True):
-        table.clear()
+        for name in set(table) - set(before):
+            target = table[name][0] if isinstance(table[name], tuple) else table[name]
+            if not target.__module__.startswith(
+                "trivet."
+            ):  # built-in ones register once, when first imported
+                del table[name]
         table.update(before)
     for name in set(sys.modules) - modules:
         own = str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path))
