@@ -48,9 +48,7 @@ def _forget(tmp_path: Path) -> Iterator[None]:
     for table, before in zip(tables, kept, strict=True):
         for name in set(table) - set(before):
             target = table[name][0] if isinstance(table[name], tuple) else table[name]
-            if not target.__module__.startswith(
-                "trivet."
-            ):  # built-in ones register once, when first imported
+            if not target.__module__.startswith("trivet."):  # built-in ones register only once
                 del table[name]
         table.update(before)
     for name in set(sys.modules) - modules:
