@@ -81,6 +81,7 @@ class TorchEngine:
         self._cancelled = False
         self._settled: set[str] = set()
         self._expected: set[str] = set()
+        self._missing: set[str] = set()  # expected, and neither queued nor settled yet
         self._jobs: list[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = []
         self._refusal = ""  # why nothing is generated now
         self._asleep = False
@@ -111,7 +112,7 @@ class TorchEngine:
         with self._wake:
             self._refuse()
             self._arrivals.append(request)
-            self._wake.notify()
+            self._arrived(session)
         try:
             async with asyncio.timeout(self.request_timeout_s):
                 return await request.reply[1]
@@ -166,7 +167,7 @@ class TorchEngine:
         with self._wake:
             there = {r.session for r in scheduler.waiting} | {r.session for r in self._arrivals}
             missing = sorted(self._expected - there)
-        if self.deterministic and missing and request in scheduler.waiting:
+        if self.deterministic and missing:  # without a slot it is in the round that cannot begin
             names = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
             return (
                 f"its round cannot begin, {len(self._expected) - len(missing)} of {len(self._expected)} "
@@ -180,13 +181,21 @@ class TorchEngine:
         """Deterministic: the next round waits until each of these has queued a request or settled."""
         if self.deterministic:
             with self._wake:
-                self._expected.update(sessions)
+                new = set(sessions)
+                self._expected |= new
+                self._missing |= new
 
     def settle(self, session: str) -> None:
         """`session` is over: nobody waits for it, what is kept for it is freed."""
         with self._wake:
             self._expected.discard(session)
             self._settled.add(session)
+            self._arrived(session)
+
+    def _arrived(self, session: str) -> None:
+        """Wake the thread, but not once for each of a round's sessions; the lock is held."""
+        self._missing.discard(session)
+        if not self._missing:
             self._wake.notify()
 
     # -- weights and memory ----------------------------------------------------------------------
