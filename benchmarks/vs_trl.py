@@ -1,13 +1,14 @@
 """GRPO on the same model, prompts, reward and hyper-parameters: trivet against TRL.
 
-    python benchmarks/vs_trl.py --model DIR [--steps 3] [--prompts 8] [--group 8] [--tokens 64]
+    python benchmarks/vs_trl.py --model DIR [--steps 2] [--prompts 8] [--group 8] [--tokens 64]
 
-Both sides run on this machine in processes of their own, one after the other (interleave them with --rounds), so
-that peak memory is each one's own. Generation and training are timed apart: generation is everything from prompt
-ids to sampled ids; training is everything else of a step (rewards, log-probabilities, loss, backward, optimiser).
-Sampled tokens are reported, since answers end where the model ends them; training is also given per 1,000 tokens of
-prompt + completion. Step 1 warms up and is left out. The loss is compared on equal inputs (`--parity`): TRL's own
-batch, with perturbed old log-probabilities so that ratios differ from 1, through both losses.
+`DIR` is a Hugging Face directory; TRL must be installed in the same environment. The arms run one after the other,
+each in a process of its own, so that peak memory is its own: TRL, trivet with every row forwarded alone
+(share_prefix: false), trivet with the group's prompt shared. Generation and training are timed apart: generation is
+everything from prompts to sampled answers, training everything from rewards to the optimiser's step. Answers end
+where the model ends them, so sampled tokens are reported, and training is also given per 1,000 tokens of prompt and
+answer. The first step warms up and is left out. All use float32, AdamW, one update a step, the same learning rate,
+clip 0.2, no KL term, temperature 1 over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -105,15 +106,136 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
         disable_tqdm=True,
         seed=0,
     )
-    data = Dataset.from_list([{"prompt": [{"role": "user", "content": q}]} for q in QUESTIONS[: args.prompts]])
+    data = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": q}]} for q in QUESTIONS[: args.prompts]]
+    )
     trainer = Timed(
         model=str(args.model), reward_funcs=reward, args=config, train_dataset=data, callbacks=[Clock()]
     )
     trainer.train()
+    steps = [s - g for s, g in zip(times["step"], times["generate"], strict=True)]
     return {
         "generate_s": times["generate"][1:],
-        "train_s": [s - g for s, g in zip(times["step"], times["generate"], strict=True)][1:],
+        "train_s": steps[1:],
         "sampled": tokens[1:],
         "reward": rewards[1:],
         "rss_gb": rss_gb(),
     }
+
+
+# -- trivet ------------------------------------------------------------------------------------------
+
+
+def run_trivet(args: argparse.Namespace) -> dict[str, Any]:
+    from trivet.monitor import read_metrics
+    from trivet.recipe import load_recipe
+    from trivet.runtime import run_recipe
+
+    folder = Path(tempfile.mkdtemp())
+    tasks = folder / "questions.jsonl"
+    tasks.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS[: args.prompts]))
+    (folder / "recipe.yaml").write_text(
+        f"""
+name: versus
+output: {folder / "run"}
+policy: {{model: "{args.model}"}}
+engine: {{slots: {args.prompts * args.group}, deterministic: false}}
+monitor: {{plots: false, samples_every: 0}}
+stages:
+  - name: rl
+    mode: both
+    algorithm: {{kind: grpo, clip: 0.2, tis: null, proximal: recompute}}
+    tasks:
+      - source: {tasks}
+        env: callable
+        env_args: {{function: "{Path(__file__).resolve()}:lower_share_of"}}
+    batch: {{prompts: {args.prompts}, group: {args.group}}}
+    sampling: {{max_tokens: {args.tokens}}}
+    trainer: {{lr: {args.lr}, betas: [0.9, 0.999], share_prefix: {str(args.side == "shared").lower()}}}
+    checkpoints: {{every: 0}}
+    steps: {args.steps + 1}
+"""
+    )
+    run_recipe(load_recipe(folder / "recipe.yaml"), quiet=True)
+    lines = [line for line in read_metrics(folder / "run") if line["step"] > 1]
+    return {
+        "generate_s": [line["time/sample_s"] for line in lines],
+        "train_s": [line["time/step_s"] - line["time/sample_s"] for line in lines],
+        "sampled": [line["rollout/tokens"] for line in lines],
+        "reward": [line["reward/mean"] for line in lines],
+        "rss_gb": rss_gb(),
+    }
+
+
+def lower_share_of(task: Any, text: str) -> float:
+    return lower_share(text)
+
+
+# -- both --------------------------------------------------------------------------------------------
+
+
+def arm(args: argparse.Namespace, side: str, prompt_tokens: int) -> dict[str, float]:
+    """One arm in a process of its own; medians over its steps."""
+    options = ["--steps", "--prompts", "--group", "--tokens", "--lr", "--threads"]
+    values = [args.steps, args.prompts, args.group, args.tokens, args.lr, args.threads]
+    command = [sys.executable, __file__, "--model", str(args.model), "--side", side]
+    command += [str(x) for pair in zip(options, values, strict=True) for x in pair]
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as out:
+        subprocess.run([*command, "--out", out.name], check=True, stdout=subprocess.DEVNULL)
+        result = json.load(out)
+    sampled = statistics.median(result["sampled"])
+    train = statistics.median(result["train_s"])
+    return {
+        "generate_s": statistics.median(result["generate_s"]),
+        "train_s": train,
+        "sampled": sampled,
+        "tokens_per_s": sampled / statistics.median(result["generate_s"]),
+        "train_s_per_1000": 1000 * train / (sampled + prompt_tokens),
+        "reward": statistics.mean(result["reward"]),
+        "rss_gb": result["rss_gb"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=2, help="timed steps after the first")
+    parser.add_argument("--prompts", type=int, default=8, choices=range(1, len(QUESTIONS) + 1))
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--side", choices=["trl", "rows", "shared"], help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        import torch
+
+        torch.set_num_threads(args.threads)
+        result = run_trl(args) if args.side == "trl" else run_trivet(args)
+        Path(args.out).write_text(json.dumps(result))
+        return
+    from trivet.render import get_renderer, load_tokenizer
+    from trivet.types import Message
+
+    renderer = get_renderer(load_tokenizer(args.model))
+    prompts = [
+        len(renderer.render([Message("user", q)], generate=True).ids_T) for q in QUESTIONS[: args.prompts]
+    ]
+    arms = {side: arm(args, side, args.group * sum(prompts)) for side in ("trl", "rows", "shared")}
+    names = list(arms["trl"])
+    print("".join(f"{name:>18}" for name in ("", *names)))
+    for side, numbers in arms.items():
+        print(f"{side:>18}" + "".join(f"{numbers[name]:18.3f}" for name in names))
+    base = arms["trl"]
+    for side in ("rows", "shared"):
+        mine = arms[side]
+        print(
+            f"{side}: generation {mine['tokens_per_s'] / base['tokens_per_s']:.2f}x TRL's tokens a second, training "
+            f"{base['train_s_per_1000'] / mine['train_s_per_1000']:.2f}x as fast per token, peak memory "
+            f"{mine['rss_gb'] / base['rss_gb']:.2f} of TRL's"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trivet.types import Attachment, CodecError, Origin, Trace, TraceError
-from trivet.types import codec
+from trivet.types import Attachment, CodecError, Origin, Trace, TraceError, codec
 
 
 def turn(trace: Trace, prompt: list[int], answer: list[int], version: int = 0) -> int:

@@ -43,8 +43,8 @@ class Lease:
         """The groups as stored now, in order of delivery; from the first call on their rewards are frozen.
 
         `known`: groups this process has just put and still holds; where they are the whole lease, they are
-        given back without being read again. Groups decided otherwise since (stale, filtered ...) are left out.
-        Raises LedgerError when the lease is over or a rollout is damaged.
+        given back without being read again. Groups decided otherwise since (stale, filtered ...) are left
+        out. Raises LedgerError when the lease is over or a rollout is damaged.
         """
         if self._stage is None or self.id is None:
             return []
