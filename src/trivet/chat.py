@@ -42,7 +42,7 @@ def find_model(path: Path, stage: str | None = None) -> tuple[Path, str]:
     name = stage or list(models)[-1]
     if name not in models:
         raise ChatError(f"{path} has no model of a stage {name!r}; there are {', '.join(models)}")
-    return Path(models[name]), f"{path}, stage {name}"
+    return path / models[name], f"{path}, stage {name}"
 
 
 class Talk:

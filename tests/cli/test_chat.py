@@ -21,8 +21,8 @@ def test_finding_a_model(tmp_path: Path) -> None:
         find_model(run)
     state = {"stages": {"sft": {"model": "m/sft"}, "rl": {"model": "m/rl"}, "bench": {"evals": {}}}}
     (run / "state.json").write_text(json.dumps(state))
-    assert find_model(run) == (Path("m/rl"), f"{run}, stage rl")
-    assert find_model(run, "sft")[0] == Path("m/sft")
+    assert find_model(run) == (run / "m/rl", f"{run}, stage rl")
+    assert find_model(run, "sft")[0] == run / "m/sft"
     with pytest.raises(ChatError, match="no model of a stage 'x'; there are sft, rl"):
         find_model(run, "x")
     with pytest.raises(ChatError, match="is a model directory"):

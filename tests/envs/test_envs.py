@@ -88,15 +88,15 @@ def play(
 
 def test_math(renderer: Renderer) -> None:
     right = play(make_env("math"), renderer, "\\boxed{47}")
-    assert right.reward == Scored(1.0, {"boxed": 1.0})
+    assert right.reward == Scored(1.0, {"answered": 1.0})
     assert right.termination is Termination.FINISHED
     assert right.timings["score_s"] >= 0
     assert play(make_env("math"), renderer, "\\boxed{48}").score == 0.0
-    assert play(make_env("math"), renderer, "47").reward == Scored(0.0, {"boxed": 0.0})
+    assert play(make_env("math"), renderer, "47").reward == Scored(0.0, {"answered": 0.0})
     assert play(make_env("math", fallback="number"), renderer, "47").score == 1.0
     cut = play(make_env("math"), renderer, "\\boxed{47}", max_tokens=5)
     assert cut.termination is Termination.LENGTH
-    assert cut.reward == Scored(0.0, {"boxed": 0.0})
+    assert cut.reward == Scored(0.0, {"answered": 0.0})
     missing = play(make_env("math"), renderer, "\\boxed{47}", Task("math", TASK.messages))
     assert getattr(missing.reward, "cause", None) == "no_gold"
 

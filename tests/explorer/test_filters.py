@@ -55,7 +55,8 @@ def test_metrics_leave_unscored_out() -> None:
     assert metrics["reward/unscored"] == pytest.approx(1 / 5)
     assert metrics["group/all_solved"] == 0.5
     assert metrics["group/all_equal"] == 0.5
-    assert reward_metrics([group(Unscored("x"))]) == {"reward/unscored": 1.0}
+    assert metrics["reward/unscored/x"] == pytest.approx(1 / 5)
+    assert reward_metrics([group(Unscored("x"))]) == {"reward/unscored": 1.0, "reward/unscored/x": 1.0}
     assert reward_metrics([]) == {"reward/unscored": 0.0}
 
 

@@ -125,7 +125,7 @@ def test_verdicts(verifier: MathVerifier, gold: str, answer: str, right: bool) -
     reward = verify(verifier, rf"So the answer is $\boxed{{{answer}}}$.", gold)
     assert isinstance(reward, Scored), reward
     assert reward.value == float(right)
-    assert reward.parts["boxed"] == 1.0
+    assert reward.parts["answered"] == 1.0
 
 
 @pytest.mark.parametrize("answer", BLOW_UPS)
@@ -147,18 +147,18 @@ def test_algebra_without_end_is_unscored_and_the_pool_survives(verifier: MathVer
     rewards = asyncio.run(mixed())
     assert [getattr(r, "cause", None) for r in rewards[:2]] == ["verifier_timeout"] * 2
     assert [getattr(r, "value", None) for r in rewards[2:]] == [1.0, 0.0]
-    assert verify(verifier, r"\boxed{\frac{\sqrt{32}}{2}}", r"2\sqrt{2}") == Scored(1.0, {"boxed": 1.0})
+    assert verify(verifier, r"\boxed{\frac{\sqrt{32}}{2}}", r"2\sqrt{2}") == Scored(1.0, {"answered": 1.0})
 
 
 def test_several_boxes_the_last_counts(verifier: MathVerifier) -> None:
-    assert verify(verifier, r"first \boxed{4}, final \boxed{5}", "5") == Scored(1.0, {"boxed": 1.0})
-    assert verify(verifier, r"first \boxed{5}, final \boxed{4}", "5") == Scored(0.0, {"boxed": 1.0})
-    assert verify(verifier, r"\boxed{5} and then \boxed{4", "5") == Scored(1.0, {"boxed": 1.0})
+    assert verify(verifier, r"first \boxed{4}, final \boxed{5}", "5") == Scored(1.0, {"answered": 1.0})
+    assert verify(verifier, r"first \boxed{5}, final \boxed{4}", "5") == Scored(0.0, {"answered": 1.0})
+    assert verify(verifier, r"\boxed{5} and then \boxed{4", "5") == Scored(1.0, {"answered": 1.0})
 
 
 def test_no_answer_is_zero_and_no_gold_is_unscored(verifier: MathVerifier) -> None:
-    assert verify(verifier, "the answer is 5", "5") == Scored(0.0, {"boxed": 0.0})
-    assert verify(verifier, "", "5") == Scored(0.0, {"boxed": 0.0})
+    assert verify(verifier, "the answer is 5", "5") == Scored(0.0, {"answered": 0.0})
+    assert verify(verifier, "", "5") == Scored(0.0, {"answered": 0.0})
     for gold in (None, "", " ", [], {}, True):
         reward = verify(verifier, r"\boxed{5}", gold)
         assert isinstance(reward, Unscored)
@@ -166,15 +166,15 @@ def test_no_answer_is_zero_and_no_gold_is_unscored(verifier: MathVerifier) -> No
 
 
 def test_gold_may_be_a_number_or_alternatives(verifier: MathVerifier) -> None:
-    assert verify(verifier, r"\boxed{5}", 5) == Scored(1.0, {"boxed": 1.0})
-    assert verify(verifier, r"\boxed{5}", 5.0) == Scored(1.0, {"boxed": 1.0})
-    assert verify(verifier, r"\boxed{six}", ["5", "six"]) == Scored(1.0, {"boxed": 1.0})
+    assert verify(verifier, r"\boxed{5}", 5) == Scored(1.0, {"answered": 1.0})
+    assert verify(verifier, r"\boxed{5}", 5.0) == Scored(1.0, {"answered": 1.0})
+    assert verify(verifier, r"\boxed{six}", ["5", "six"]) == Scored(1.0, {"answered": 1.0})
     assert gold_answers(r"so \boxed{7}") == ["7"]
 
 
 def test_long_answers_never_reach_algebra(verifier: MathVerifier) -> None:
     reward = verify(verifier, r"\boxed{" + "1+" * 4000 + "1}", "4001")
-    assert reward == Scored(0.0, {"boxed": 1.0, "refused": 1.0})
+    assert reward == Scored(0.0, {"answered": 1.0, "refused": 1.0})
 
 
 def test_unreadable_gold_is_unscored(verifier: MathVerifier) -> None:
@@ -187,7 +187,7 @@ def test_works_off_the_main_thread(verifier: MathVerifier) -> None:
     async def elsewhere() -> Reward:
         return await asyncio.to_thread(lambda: asyncio.run(verifier.verify(r"\boxed{\sqrt{12}}", r"2\sqrt3")))
 
-    assert asyncio.run(elsewhere()) == Scored(1.0, {"boxed": 1.0})
+    assert asyncio.run(elsewhere()) == Scored(1.0, {"answered": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rollouts = [r for group in groups for r in group.rollouts]
     scored = [r for r in rollouts if r.score is not None]
     out: dict[str, float] = {"reward/unscored": 1 - len(scored) / len(rollouts) if rollouts else 0.0}
+    for cause, n in unscored_causes(rollouts).items():
+        out[f"reward/unscored/{cause}"] = n / len(rollouts)
     if not scored:
         return out
     reward_N = np.asarray([r.score for r in scored], np.float64)

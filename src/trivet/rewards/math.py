@@ -40,7 +40,7 @@ class MathVerifier:
     `fallback` reads answers that are not boxed: "phrase" (after "answer is"), "number" (also the last
     number).
     `limit_s` bounds one algebra call, `max_answer` the answer's length (letters). Workers start when the
-    first answer needs algebra. The parts of a score: `boxed` (an answer was found), and `refused` or
+    first answer needs algebra. The parts of a score: `answered` (an answer was found), and `refused` or
     `unreadable` (1) where that is why it is 0.
     """
 
@@ -77,7 +77,7 @@ class MathVerifier:
             return Unscored("no_gold", f"the task has no usable answer: payload.answer is {gold!r}")
         found = answers.extract(text, self.fallback)
         if found is None:
-            return Scored(0.0, {"boxed": 0.0})
+            return Scored(0.0, {"answered": 0.0})
         if exact:
             return _score(any(found.split() == one.split() for one in golds))
         verdicts = [await self._compare(one, found) for one in golds]
@@ -135,7 +135,7 @@ class MathVerifier:
 
 def _score(same: bool, **flags: bool) -> Scored:
     marks = {name: 1.0 for name, on in flags.items() if on}
-    return Scored(float(same), {"boxed": 1.0, **marks})
+    return Scored(float(same), {"answered": 1.0, **marks})
 
 
 def _failed(outcome: Outcome, gold: str, answer: str) -> Unscored:

@@ -33,7 +33,7 @@ class RunResult:
     def model(self) -> Path | None:
         """The model of the last training stage that is done."""
         models = [facts["model"] for facts in self.stages.values() if facts.get("model")]
-        return Path(models[-1]) if models else None
+        return self.folder / models[-1] if models else None
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ async def _run_stages(run: Run) -> None:
             run.folder.finish_stage(stage.name, facts)
             done = facts
         if done.get("model"):
-            models[stage.name] = Path(done["model"])
+            models[stage.name] = run.folder.path / done["model"]
 
 
 def _header(run: Run, stage: Stage, number: int, source: str) -> StageHandle:
@@ -164,4 +164,5 @@ async def _train(run: Run, stage: Stage, start: Path) -> dict[str, Any]:
         model = run.folder.stage(stage.name) / "model"
         await composed.in_trainer(lambda: composed.trainer.export(model))
     run.monitor.info(f"stage {stage.name} ended after step {outcome.step}: {outcome.why}; model in {model}")
-    return {"model": str(model), "step": outcome.step, "why": outcome.why, "evals": outcome.evals}
+    inside = str(model.relative_to(run.folder.path))  # a run folder may be moved
+    return {"model": inside, "step": outcome.step, "why": outcome.why, "evals": outcome.evals}

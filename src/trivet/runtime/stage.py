@@ -297,8 +297,8 @@ class StageRun:
             lag = step - 1 - sampled_after(step, settings.sync.interval, 0)
             out |= reward_metrics(groups) | rollout_metrics([r for g in groups for r in g.rollouts])
             out |= filled.metrics() | {"buffer/lag": float(lag)}
-        if filled.rounds and self.synchroniser is not None:
-            out |= self._sampling_speed(filled.seconds)
+            if filled.rounds:
+                out |= self._sampling_speed(filled.seconds)
         return out
 
     def _sampling_speed(self, seconds: float) -> dict[str, float]:
