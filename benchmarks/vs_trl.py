@@ -2,13 +2,13 @@
 
     python benchmarks/vs_trl.py --model DIR [--steps 2] [--prompts 8] [--group 8] [--tokens 64]
 
-`DIR` is a Hugging Face directory; TRL must be installed in the same environment. The arms run one after the other,
-each in a process of its own, so that peak memory is its own: TRL, trivet with every row forwarded alone
-(share_prefix: false), trivet with the group's prompt shared. Generation and training are timed apart: generation is
-everything from prompts to sampled answers, training everything from rewards to the optimiser's step. Answers end
-where the model ends them, so sampled tokens are reported, and training is also given per 1,000 tokens of prompt and
-answer. The first step warms up and is left out. All use float32, AdamW, one update a step, the same learning rate,
-clip 0.2, no KL term, temperature 1 over the whole vocabulary.
+`DIR` is a Hugging Face directory; TRL must be installed in the same environment. The arms run one after the
+other, each in a process of its own, so that peak memory is its own: TRL, trivet with every row forwarded alone
+(share_prefix: false), trivet with the group's prompt shared. Generation and training are timed apart: generation
+is everything from prompts to sampled answers, training everything from rewards to the optimiser's step. Answers
+end where the model ends them, so sampled tokens are reported, and training is also given per 1,000 tokens of
+prompt and answer. The first step warms up and is left out. All use float32, AdamW, one update a step, the same
+learning rate, clip 0.2, no KL term, temperature 1 over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -231,9 +231,9 @@ def main() -> None:
     for side in ("rows", "shared"):
         mine = arms[side]
         print(
-            f"{side}: generation {mine['tokens_per_s'] / base['tokens_per_s']:.2f}x TRL's tokens a second, training "
-            f"{base['train_s_per_1000'] / mine['train_s_per_1000']:.2f}x as fast per token, peak memory "
-            f"{mine['rss_gb'] / base['rss_gb']:.2f} of TRL's"
+            f"{side}: generation {mine['tokens_per_s'] / base['tokens_per_s']:.2f}x TRL's tokens a second, "
+            f"training {base['train_s_per_1000'] / mine['train_s_per_1000']:.2f}x as fast per token, "
+            f"peak memory {mine['rss_gb'] / base['rss_gb']:.2f} of TRL's"
         )
 
 

@@ -183,7 +183,7 @@ def test_defaults_of_the_wrong_shape(write: Write) -> None:
         ("stages.1.trainer.lr=1e-4", lambda r: r.stages[1].trainer.lr == 1e-4),
         ("stages.rl.algorithm.clip=[0.1, 0.3]", lambda r: r.stages[1].algorithm["clip"] == [0.1, 0.3]),
         ("stages.rl.explorer.window.above=0.25", lambda r: r.stages[1].explorer.window.above == 0.25),
-        ("stages.rl.tasks.0.args.digits=3", lambda r: r.stages[1].tasks[0].args == {"digits": 3}),
+        ("stages.rl.tasks.0.args.digits=3", lambda r: r.stages[1].tasks[0].args["digits"] == 3),
         ("stages.rl.eval.tasks.addition.limit=5", lambda r: r.stages[1].eval.tasks[0].limit == 5),
         ("eval.samples=7", lambda r: {s.eval.samples for s in r.stages} == {7}),
         ("name=a.b=c".replace("=c", "-c"), lambda r: r.name == "a.b-c"),

@@ -93,7 +93,7 @@ def kill_after(folder: Path, step: int) -> None:
     metrics, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 120
     try:
         while time.monotonic() < deadline and child.poll() is None:
-            if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            if metrics.exists() and f'"step":{step},' in metrics.read_text():
                 break
             time.sleep(0.002)
         assert child.poll() is None, "the run ended before it could be killed"

@@ -216,7 +216,7 @@ def test_reference_must_not_be_trained_weights(tools: Any) -> None:
 # -- objectives over units, and entropy ----------------------------------------------------------
 
 
-@register_objective("test_sequence_ratio", level="unit", unit="rollout", advantage=True)
+@register_objective("test_update_sequence_ratio", level="unit", unit="rollout", advantage=True)
 def sequence_ratio(x: ObjectiveInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """-A exp(mean of log p over the rollout's tokens): needs the whole rollout at once."""
     assert x.advantage_P is not None
@@ -241,7 +241,7 @@ def _algorithm(objective: str, credit: bool) -> Algorithm:
 
 @register_algorithm("test_units")
 def units_algorithm() -> Algorithm:
-    return _algorithm("test_sequence_ratio", credit=True)
+    return _algorithm("test_update_sequence_ratio", credit=True)
 
 
 @register_algorithm("test_entropy")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ from trivet.trainer.model import PackedModel, load
 from trivet.trainer.packing import MicroBatch, Plan, plan
 
 ANNOTATIONS = frozenset({"proximal_logp", "ref_logp"})
+
+
+@contextmanager
+def _subnormals_flushed() -> Iterator[None]:
+    """Numbers below 1e-38 count as 0 on this thread: a sharp softmax is full of them, and a CPU is thirty
+    times slower with them. The caller's own arithmetic is left as it was."""
+    before = bool(np.float32(1e-38) * np.float32(0.5) == 0)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 class TrainingDiverged(RuntimeError):
@@ -94,6 +107,7 @@ class Trainer:
 
     # -- annotations -----------------------------------------------------------------------------
 
+    @_subnormals_flushed()
     def annotate(self, batch: Batch, needs: Iterable[str]) -> dict[str, float]:
         """Add the asked-for columns to `batch.annotations`; float32 (_T,), NaN where nothing is trained.
 
@@ -104,7 +118,6 @@ class Trainer:
         if unknown:
             raise ValueError(f"the trainer cannot compute {unknown}; it computes {sorted(ANNOTATIONS)}")
         begin = time.perf_counter()
-        self._flush()
         for name in wanted:
             model = self.model if name == "proximal_logp" else self._frozen_copy()
             batch.annotations[name] = self._logprobs(model, batch)
@@ -153,12 +166,6 @@ class Trainer:
             share_prefix=self.config.share_prefix,
         )
 
-    def _flush(self) -> None:
-        """Numbers below 1e-38 count as 0 on this thread: a sharp softmax is full of them, and a CPU is thirty
-        times slower with them."""
-        if self.device.type == "cpu":
-            torch.set_flush_denormal(True)
-
     def _positions(self, batch: Batch, micro: MicroBatch) -> Positions:
         def put(array: np.ndarray, dtype: Any) -> torch.Tensor:
             return torch.from_numpy(array.astype(dtype)).to(self.device)
@@ -171,6 +178,7 @@ class Trainer:
 
     # -- update ----------------------------------------------------------------------------------
 
+    @_subnormals_flushed()
     def update(self, prepared: PreparedBatch, *, step: int) -> dict[str, float]:
         """One optimiser update; its metrics. An empty batch or a bad gradient leaves all as it was.
 
@@ -180,7 +188,6 @@ class Trainer:
         if prepared.empty:
             return {"train/skipped": 1.0, "train/loss": 0.0, "train/grad_norm": 0.0}
         begin = time.perf_counter()
-        self._flush()
         grid = self._plan(prepared.batch, prepared.trained_T, _units(prepared))
         clock = {"plan": time.perf_counter() - begin, "forward": 0.0, "backward": 0.0, "optim": 0.0}
         optim.clear_gradients(self.model.module)
