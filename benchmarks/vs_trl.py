@@ -3,12 +3,12 @@
     python benchmarks/vs_trl.py --model DIR [--steps 2] [--prompts 8] [--group 8] [--tokens 64]
 
 `DIR` is a Hugging Face directory; TRL must be installed in the same environment. The arms run one after the
-other, each in a process of its own, so that peak memory is its own: TRL, trivet with every row forwarded alone
-(share_prefix: false), trivet with the group's prompt shared. Generation and training are timed apart: generation
-is everything from prompts to sampled answers, training everything from rewards to the optimiser's step. Answers
-end where the model ends them, so sampled tokens are reported, and training is also given per 1,000 tokens of
-prompt and answer. The first step warms up and is left out. All use float32, AdamW, one update a step, the same
-learning rate, clip 0.2, no KL term, temperature 1 over the whole vocabulary.
+other, each in a process of its own, so that peak memory is its own: TRL, trivet with every row forwarded
+alone (share_prefix: false), trivet with the group's prompt shared. Generation and training are timed apart:
+generation is everything from prompts to sampled answers, training everything from rewards to the optimiser's
+step. Answers end where the model ends them, so sampled tokens are reported, and training is also given per
+1,000 tokens of prompt and answer. The first step warms up and is left out. All use float32, AdamW, one update
+a step, the same learning rate, clip 0.2, no KL term, temperature 1 over the whole vocabulary.
 """
 
 from __future__ import annotations
