@@ -47,5 +47,12 @@ def test_imports_go_one_way() -> None:
 def test_files_are_short_and_name_no_machine(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
-    for word in ("TO" + "DO", "FIX" + "ME", "/work/", "/home/", "/root/", "raise NotImpl" + "emented"):
+    for word in (
+        "TO" + "DO",
+        "FIX" + "ME",
+        "/wo" + "rk/",
+        "/ho" + "me/",
+        "/ro" + "ot/",
+        "raise NotImpl" + "emented",
+    ):
         assert word not in text
