@@ -341,9 +341,10 @@ def test_nan_logits_are_an_error_and_leave_no_trace(models, engines, prompt, ref
 
 
 def test_metrics_count_since_the_last_call(models, engines, prompt) -> None:
-    engine = engines(models("llama"))
+    engine = engines(models("llama"), deterministic=True)  # all requests are there before the first step
 
     async def play() -> None:
+        engine.expect(f"{i}" for i in range(8))
         calls = [
             engine.generate(prompt(9, seed=i), Sampling(max_tokens=5, seed=i), session=f"{i}")
             for i in range(8)
