@@ -76,7 +76,10 @@ def test_a_run_that_syncs_late_resumes_exactly(tmp_path: Path, monkeypatch: pyte
 
 
 def test_several_updates_a_batch(tmp_path: Path) -> None:
-    run(tmp_path, epochs=None, steps=2, batch={"prompts": 8, "group": GROUP, "updates_per_batch": 4})
+    """Groups that say nothing are refilled, so that each of the four parts of a batch has a gradient."""
+    window = {"window": {"not_all_equal": True, "max_rounds": 20}}
+    batch = {"prompts": 8, "group": GROUP, "updates_per_batch": 4}
+    run(tmp_path, epochs=None, steps=2, batch=batch, explorer=window)
     assert [line["train/updates"] for line in lines(tmp_path)] == [4, 8]
 
 
