@@ -149,7 +149,7 @@ stages:
       - source: {tasks}
         env: callable
         env_args: {{function: "{Path(__file__).resolve()}:lower_share_of"}}
-    batch: {{prompts: {args.prompts}, group: {args.group}}}
+    batch: {{prompts: {args.prompts}, group: {args.group}, micro_tokens: {args.micro_tokens}}}
     sampling: {{max_tokens: {args.tokens}}}
     trainer: {{lr: {args.lr}, betas: [0.9, 0.999], share_prefix: {str(args.side == "shared").lower()}}}
     checkpoints: {{every: 0}}
@@ -176,8 +176,8 @@ def lower_share_of(task: Any, text: str) -> float:
 
 def arm(args: argparse.Namespace, side: str, prompt_tokens: int) -> dict[str, float]:
     """One arm in a process of its own; medians over its steps."""
-    options = ["--steps", "--prompts", "--group", "--tokens", "--lr", "--threads"]
-    values = [args.steps, args.prompts, args.group, args.tokens, args.lr, args.threads]
+    options = ["--steps", "--prompts", "--group", "--tokens", "--lr", "--threads", "--micro-tokens"]
+    values = [args.steps, args.prompts, args.group, args.tokens, args.lr, args.threads, args.micro_tokens]
     command = [sys.executable, __file__, "--model", str(args.model), "--side", side]
     command += [str(x) for pair in zip(options, values, strict=True) for x in pair]
     with tempfile.NamedTemporaryFile("r", suffix=".json") as out:
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--micro-tokens", type=int, default=1024, help="tokens in one forward pass of trivet")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--side", choices=["trl", "rows", "shared"], help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
