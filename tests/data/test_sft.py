@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trivet.data.sft import ExampleDropped, sft_group, sft_groups
+from trivet.data.sft import ExampleDropped, conversation, sft_group, sft_groups
 from trivet.recipe.schema import TinyModel
 from trivet.render import Renderer, RenderError, get_renderer, load_tokenizer
 from trivet.render.tiny import make_tiny
@@ -65,7 +66,18 @@ def test_drops_have_causes(renderer: Renderer) -> None:
     assert cause(task({"content": "2"})) == "no_answer"
     assert cause(Task("chat", (USER, Message("assistant", "2", train=0)))) == "not_trained"
     assert cause(task("é")) == "not_renderable"
+    assert cause(task({"role": "assistant", "tool_calls": [{"arguments": {}}]})) == "no_answer"
+    for tools in ("not JSON", '{"name": "f"}', ["f"], 3):
+        assert cause(Task("chat", (USER,), {"response": "2", "tools": tools})) == "not_renderable"
     assert len(sft_group(task("2"), renderer, IssueKey("t", 0), group_id="g", max_length=9).rollouts) == 1
+
+
+def test_tools_may_be_given_as_json_text() -> None:
+    """Columnar files often hold them so; a text must never be offered letter by letter."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for given in (tools, json.dumps(tools), "", None, []):
+        _, found = conversation(Task("chat", (USER,), {"response": "2", "tools": given}))
+        assert found == (tools if given else [])
 
 
 def test_counting(renderer: Renderer) -> None:

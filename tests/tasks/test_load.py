@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from trivet.recipe import schema
 from trivet.rewards import answers
 from trivet.rewards.math import MathVerifier
-from trivet.tasks import Taskset, TasksetError, load_tasks
+from trivet.tasks import Taskset, TasksetError, load_tasks, readers
 from trivet.types import Message, Scored, ToolCall
 
 SHARED = Path(os.environ.get("TRIVET_SHARED", Path(__file__).parents[2].parent / "shared"))
@@ -122,6 +123,31 @@ def test_well_known_shapes(tmp_path: Path) -> None:
     assert found.dropped == {"no_answer": 1}
 
 
+def test_a_row_without_the_solution_is_dropped_and_counted(tmp_path: Path) -> None:
+    found = load(write(tmp_path / "a.jsonl", [{"problem": "p", "solution": r"\boxed{1}"}, {"problem": "r"}]))
+    assert [task.payload["answer"] for task in found.tasks] == ["1"]
+    assert found.dropped == {"no_answer": 1}
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
+    for name, text in (("a.jsonl", json.dumps(ROWS[0])), ("b.json", json.dumps(ROWS[:1]))):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert load(tmp_path / name).tasks[0].messages[0].text == "question 0"
+
+
+def test_half_a_surrogate_pair_does_no_harm(tmp_path: Path) -> None:
+    rows = [{"prompt": "odd \ud800", "answer": "1"}, {"prompt": "q", "answer": "\udfff"}]
+    named = [{**row, "id": str(i)} for i, row in enumerate(rows)]
+    assert len(load(write(tmp_path / "a.jsonl", rows))) == 2
+    assert len(load(write(tmp_path / "b.jsonl", named), fields={"id": "id"})) == 2
+
+
+def test_a_taskset_has_one_name(tmp_path: Path) -> None:
+    """What the monitor files its metrics under is what `until` is checked against."""
+    config = schema.Tasks(source=write(tmp_path / "a.json.jsonl", ROWS))
+    assert load_tasks(config).name == config.label
+
+
 def test_equal_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     found = load(write(tmp_path / "a.jsonl", [*ROWS, ROWS[3]]))
     assert len(found) == 10
@@ -156,7 +182,28 @@ def test_equal_rows_are_dropped_and_counted(tmp_path: Path) -> None:
             "show the policy the answer",
         ),
         ([{"prompt": "q", "m": None}], {"template": "{prompt} {m}"}, "holds NoneType"),
+        (
+            [{"problem": "p", "solution": r"\boxed{1}"}],
+            {"template": "{prompt} {solution}"},
+            "show the policy the answer",
+        ),
         ([{"prompt": "q", "answer": ""}], {}, r"no task is left \(dropped: no_answer: 1\)"),
+        ([{"prompt": "q", "answer": " \n"}], {}, r"no task is left \(dropped: no_answer: 1\)"),
+        (
+            [{"messages": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}],
+            {},
+            r"a.jsonl:1: message 0: content part type 'input_text' is not one of",
+        ),
+        (
+            [{"messages": [{"role": "user", "content": ["x"]}]}],
+            {},
+            "content part must be an object, not a str",
+        ),
+        (
+            [{"messages": [{"role": "assistant", "tool_calls": [{"arguments": {}}]}]}],
+            {},
+            "tool call: 'name' is missing",
+        ),
         ([{"prompt": "q"}], {"skip": 5}, "skip=5 leaves no row"),
         ([{"prompt": "q"}], {"args": {"size": 3}}, "args are for generated"),
         ([{"messages": "hi"}], {}, "list of messages"),
@@ -193,12 +240,32 @@ def test_broken_files(tmp_path: Path) -> None:
     whole = gzip.compress(json.dumps(ROWS[0]).encode() * 50)
     refused("f.jsonl.gz", whole[: len(whole) // 2], "cannot be read")
     refused("g.csv", b"prompt\nq\n", "unknown kind of file")
+    refused("h.jsonl", b'{"prompt": "q", "answer": ' + b"9" * 5000 + b"}", r"h.jsonl:1: Exceeds the limit")
     with pytest.raises(TasksetError, match=r"did you mean 'a\.jsonl'"):
         load(tmp_path / "aa.jsonl")
     with pytest.raises(TasksetError, match="no file matches"):
         load(tmp_path / "*.nothing")
     with pytest.raises(TasksetError, match="is a directory"):
         load(tmp_path)
+
+
+def test_a_hub_that_is_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port nobody listens on: the libraries alone would retry for half a minute, for each of the two."""
+    pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    readers._hub_problem.cache_clear()
+    begin = time.monotonic()
+    try:
+        for name in ("nobody/no-such-set", "nobody/another"):
+            with pytest.raises(TasksetError, match=r"no file here.*127\.0\.0\.1:9.*Give a local file"):
+                load(name)
+    finally:
+        readers._hub_problem.cache_clear()
+    assert time.monotonic() - begin < 10
+    assert constants.HF_HUB_OFFLINE is False  # the switch is put back
 
 
 @pytest.mark.slow

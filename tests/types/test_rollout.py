@@ -22,6 +22,7 @@ from trivet.types import (
     ToolCall,
     Trace,
     Unscored,
+    content_hash,
     reward_from_dict,
     reward_to_dict,
 )
@@ -109,6 +110,61 @@ def test_shapes_are_checked() -> None:
         reward_from_dict({"kind": "zero"})
     with pytest.raises(SchemaError, match="media"):
         _ = Message("user", (Part("image", attachment="ab"),)).text
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            "type 'input_text' is not one of",
+        ),
+        ({"role": "user", "content": [{"text": "x"}]}, "content part: 'type' is missing"),
+        ({"role": "user", "content": ["x"]}, "content part must be an object, not a str"),
+        ({"role": "user", "content": [{"type": "text", "text": 3}]}, "text must be text, not int"),
+        (
+            {"role": "user", "content": [{"type": "text", "attachment": "ab"}]},
+            "text part holds no attachment",
+        ),
+        ({"role": "user", "content": [{"type": "image", "text": "x"}]}, "image part holds no text"),
+        ({"role": "user", "content": {"text": "x"}}, "content must be text"),
+        ({"role": "assistant", "tool_calls": [{"arguments": {}}]}, "tool call: 'name' is missing"),
+        ({"role": "assistant", "tool_calls": [{"name": "f"}]}, "tool call: 'arguments' is missing"),
+        ({"role": "assistant", "tool_calls": [{"name": None, "arguments": {}}]}, "name must be text"),
+        ({"role": "assistant", "tool_calls": ["f()"]}, "tool call must be an object, not a str"),
+        ({"role": "assistant", "reasoning": 3}, "assistant message: reasoning must be text, not int"),
+        ({"role": "user", "name": ["a"]}, "user message: name must be text, not list"),
+        ({"role": "assistant", "train": "yes"}, "train is 'yes': a loss weight is a finite number"),
+        ({"role": "assistant", "train": -1}, "train is -1: a loss weight"),
+        ({"role": "assistant", "train": math.nan}, "train is nan: a loss weight"),
+    ],
+)
+def test_records_that_are_no_messages(record: dict[str, object], message: str) -> None:
+    """All are SchemaErrors: what is read from a file is refused by name, and no part of it is lost."""
+    with pytest.raises(SchemaError, match=message):
+        Message.from_dict(record)
+
+
+def test_records_that_are_no_tasks() -> None:
+    with pytest.raises(SchemaError, match="task: 'env' is missing"):
+        Task.from_dict({"messages": [{"role": "user"}]})
+    with pytest.raises(SchemaError, match="task: 'messages' is missing"):
+        Task.from_dict({"env": "math"})
+    with pytest.raises(SchemaError, match="message must be an object, not a str"):
+        Task.from_dict({"env": "math", "messages": ["hi"]})
+
+
+def test_numbers_no_reward_can_have() -> None:
+    with pytest.raises(SchemaError, match="a score is a finite number"):
+        Scored(10**400)
+    with pytest.raises(SchemaError, match="until is nan"):
+        Pending(math.nan)
+    assert Pending(math.inf).expired() is False
+
+
+def test_text_that_utf8_cannot_hold_has_a_hash() -> None:
+    assert content_hash("\ud800") != content_hash("\ud801")
+    assert Task("math", (Message("user", "\ud800"),)).id
 
 
 def test_a_group_is_ready_when_nothing_is_pending() -> None:

@@ -6,6 +6,7 @@ policy to stop. It is dropped and counted instead.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ def conversation(task: Task) -> tuple[list[Message], list[Mapping[str, Any]]]:
     """(the whole conversation with its answer, tools) of a supervised task.
 
     The answer is `payload["response"]` (text, or a message as an object) behind the opening messages, or the
-    messages end with it. `payload["tools"]` lists the tools that were offered. Raises ExampleDropped.
+    messages end with it. `payload["tools"]` lists the tools that were offered, as objects or as their JSON
+    text. Raises ExampleDropped.
     """
     messages = list(task.messages)
     response = task.payload.get("response")
@@ -58,7 +60,21 @@ def conversation(task: Task) -> tuple[list[Message], list[Mapping[str, Any]]]:
         except (SchemaError, TypeError) as error:
             raise ExampleDropped("no_answer", f"task {task.id}: response: {error}") from error
         messages.append(answer)
-    return messages, list(task.payload.get("tools") or [])
+    return messages, _tools(task)
+
+
+def _tools(task: Task) -> list[Mapping[str, Any]]:
+    tools = task.payload.get("tools") or []
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise ExampleDropped("not_renderable", f"task {task.id}: tools: not JSON: {error}") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ExampleDropped(
+            "not_renderable", f"task {task.id}: tools must be a list of objects, not {str(tools)[:60]!r}"
+        )
+    return tools
 
 
 def _trace(task: Task, renderer: Renderer, messages: Sequence[Message], tools: Sequence[Any]) -> Trace:

@@ -67,6 +67,7 @@ class FieldMap:
     def _check_template(self, columns: list[str], first: Record) -> None:
         shown = [name for _, name in _PLACE.findall(self.config.template) if name]
         hidden = {self.columns.get("answer"), self.columns.get("response"), "answer", "response"}
+        hidden |= {self.solution}
         for name in shown:
             if name != "prompt" and name not in columns:
                 raise TasksetError(
@@ -136,7 +137,7 @@ class FieldMap:
         if "answer" in self.columns:
             payload |= self._answer(record)
         elif self.solution and "messages" not in self.columns:
-            payload |= _from_solution(record.row[self.solution])
+            payload |= _from_solution(record.row.get(self.solution))
         if "response" in self.columns:
             payload["response"] = self._response(record)
         elif self.solution and isinstance(record.row.get(self.solution), str):
@@ -155,7 +156,7 @@ class FieldMap:
 
     def _answer(self, record: Record) -> dict[str, Any]:
         answer = self._get(record, "answer")
-        if answer is None or answer == "":
+        if answer is None or (isinstance(answer, str) and not answer.strip()):
             raise Dropped("no_answer")
         if isinstance(answer, str) and _MARK in answer:
             worked, _, final = answer.rpartition(_MARK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +11,7 @@ from pathlib import Path
 from trivet.recipe import schema
 from trivet.tasks.base import Taskset, TasksetError, fingerprint
 from trivet.tasks.fields import Dropped, FieldMap
-from trivet.tasks.readers import SUFFIXES, Record, looks_like_file, read_files, read_hub
+from trivet.tasks.readers import Record, looks_like_file, read_files, read_hub
 from trivet.types import Task
 
 _GENERATED = "generated:"
@@ -35,18 +34,8 @@ def load_tasks(config: schema.Tasks, *, seed: int = 0) -> Taskset:
         raise TasksetError(f"{where}no task is left" + (f" (dropped: {causes})" if causes else ""))
     if config.shuffle:
         # By name: the order must not depend on the folder the data lies in.
-        random.Random(f"{seed}/{taskset_name(config)}").shuffle(tasks)
-    return Taskset(taskset_name(config), tasks, fingerprint(tasks), dict(dropped))
-
-
-def taskset_name(config: schema.Tasks) -> str:
-    """`name`, else what the source is called without folder and ending."""
-    if config.name:
-        return config.name
-    last = config.source.removeprefix(_GENERATED).rstrip("/").rsplit("/", 1)[-1]
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
-        last = last.removesuffix(suffix)
-    return re.sub(r"[^\w.-]+", "_", last).strip("_") or "tasks"
+        random.Random(f"{seed}/{config.label}").shuffle(tasks)
+    return Taskset(config.label, tasks, fingerprint(tasks), dict(dropped))
 
 
 def _generated(config: schema.Tasks) -> list[Task]:

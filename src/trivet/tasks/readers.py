@@ -7,6 +7,8 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +61,7 @@ def read_files(source: str) -> Iterator[Record]:
 
 def _json(path: Path) -> Iterator[Record]:
     opener = gzip.open if path.name.endswith(".gz") else open
-    with opener(path, "rt", encoding="utf-8") as file:
+    with opener(path, "rt", encoding="utf-8-sig") as file:
         if _first_letter(file) == "[":
             yield from _array(file.read(), path)
             return
@@ -91,6 +93,8 @@ def _decode(text: str, place: str) -> Any:
     except json.JSONDecodeError as error:
         line = f" at line {error.lineno}" if error.lineno > 1 else ""
         raise TasksetError(f"{place}: not JSON{line}, column {error.colno}: {error.msg}") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise TasksetError(f"{place}: {error}") from error
     except RecursionError as error:
         raise TasksetError(f"{place}: JSON nested too deeply") from error
 
@@ -116,21 +120,62 @@ def _parquet(path: Path) -> Iterator[Record]:
         raise TasksetError(f"{path} is not a Parquet file that can be read: {error}") from error
 
 
+_HUB_ANSWER_S = 5.0  # a hub that has not answered by then is taken as out of reach
+
+
 def read_hub(name: str, subset: str | None, split: str) -> Iterator[Record]:
-    """Rows of a data set of the Hugging Face hub (or of a loader the library knows)."""
+    """Rows of a data set of the Hugging Face hub (or of a loader the library knows).
+
+    A hub out of reach is asked once, not for each data set: what the library has cached is then read, and
+    what it has not is an error at once. Raises TasksetError.
+    """
     try:
         import datasets
     except ImportError as error:
         raise TasksetError(
             f"{name!r} is no file here; to read it as a hub data set install trivet[datasets]"
         ) from error
+    problem = _hub_problem()
     try:
-        data = datasets.load_dataset(name, subset, split=split)
+        with _offline(problem is not None):
+            data = datasets.load_dataset(name, subset, split=split)
     except Exception as error:  # the library raises many kinds: not found, no network, unknown split ...
         reason = (str(error).splitlines() or [""])[0]
+        why = f"{type(error).__name__}: {reason}" if problem is None else problem
         raise TasksetError(
             f"{name!r} is no file here, and the hub does not give it (subset {subset!r}, split {split!r}): "
-            f"{type(error).__name__}: {reason}"
+            f"{why}. Give a local file instead (source: data.jsonl, data/*.parquet), or check the name and the "
+            "network"
         ) from error
     for number, row in enumerate(data):
         yield Record(dict(row), f"{name}[{split}:{number}]")
+
+
+@cache
+def _hub_problem() -> str | None:
+    """Why the hub cannot be reached, None when it answers. The libraries themselves would try for half a
+    minute, for every data set anew."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, and the cache does not hold it"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_ANSWER_S)
+    except Exception as error:  # of whichever HTTP client the library uses
+        return f"{constants.ENDPOINT} cannot be reached ({error}), and the cache does not hold it"
+    return None
+
+
+@contextmanager
+def _offline(on: bool) -> Iterator[None]:
+    """The hub's libraries look into their cache only."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = on or before[0]
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before

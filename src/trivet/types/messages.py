@@ -8,22 +8,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
+PartType = Literal["text", "image", "audio", "video"]
+PART_TYPES: tuple[str, ...] = get_args(PartType)
 
 
 class SchemaError(ValueError):
     """A record does not have the shape it must have; the message says where and what to do."""
 
 
-def _check_keys(what: str, data: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    unknown = sorted(set(data) - set(allowed))
+def _check_record(what: str, data: Any, allowed: Sequence[str], required: Sequence[str] = ()) -> None:
+    """Raises SchemaError unless `data` is an object with the `required` keys and none but the `allowed`."""
+    if not isinstance(data, Mapping):
+        raise SchemaError(f"{what} must be an object, not a {type(data).__name__}")
+    unknown = sorted(set(map(str, data)) - set(allowed))
     if unknown:
         raise SchemaError(f"{what}: unknown key(s) {unknown}; known keys are {sorted(allowed)}")
+    for key in required:
+        if key not in data:
+            raise SchemaError(f"{what}: {key!r} is missing; it has {sorted(data)}")
+
+
+def _check_text(what: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise SchemaError(f"{what} must be text, not {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,8 @@ class ToolCall:
     id: str = ""
 
     def __post_init__(self) -> None:
+        _check_text("tool call: name", self.name)
+        _check_text(f"tool call {self.name!r}: id", self.id)
         if not isinstance(self.arguments, dict):
             raise SchemaError(
                 f"tool call {self.name!r}: arguments must be an object, got "
@@ -46,17 +62,26 @@ class ToolCall:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ToolCall:
-        _check_keys("tool call", data, ("id", "name", "arguments"))
-        return cls(name=data["name"], arguments=data["arguments"], id=data.get("id", ""))
+        _check_record("tool call", data, ("id", "name", "arguments"), ("name", "arguments"))
+        return cls(name=data["name"], arguments=data["arguments"], id=data.get("id") or "")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One piece of a message's content: text, or a medium kept as an attachment named by hash."""
 
-    type: Literal["text", "image", "audio", "video"]
+    type: PartType
     text: str = ""
     attachment: str = ""
+
+    def __post_init__(self) -> None:
+        if self.type not in PART_TYPES:
+            raise SchemaError(f"content part type {self.type!r} is not one of {list(PART_TYPES)}")
+        unused = "attachment" if self.type == "text" else "text"
+        for key in ("text", "attachment"):
+            _check_text(f"{self.type} part: {key}", getattr(self, key))
+        if getattr(self, unused):
+            raise SchemaError(f"a {self.type} part holds no {unused}: {getattr(self, unused)[:60]!r}")
 
     def to_dict(self) -> dict[str, Any]:
         key = "text" if self.type == "text" else "attachment"
@@ -64,8 +89,10 @@ class Part:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Part:
-        _check_keys("content part", data, ("type", "text", "attachment"))
-        return cls(data["type"], data.get("text", ""), data.get("attachment", ""))
+        """Keys that are null count as absent: columnar files fill in what a part lacks."""
+        _check_record("content part", data, ("type", "text", "attachment"), ("type",))
+        text, attachment = (data.get(key) for key in ("text", "attachment"))
+        return cls(data["type"], "" if text is None else text, "" if attachment is None else attachment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +119,15 @@ class Message:
             raise SchemaError(
                 f"{self.role} message: content must be text or a tuple of parts, got "
                 f'{type(self.content).__name__}; write "" for empty content'
+            )
+        for key in ("reasoning", "tool_call_id", "name"):
+            if getattr(self, key) is not None:
+                _check_text(f"{self.role} message: {key}", getattr(self, key))
+        if self.train is not None and not (
+            isinstance(self.train, int | float) and 0 <= self.train < math.inf
+        ):
+            raise SchemaError(
+                f"{self.role} message: train is {self.train!r}: a loss weight is a finite number, 0 or more"
             )
         if self.train and self.role != "assistant":
             raise SchemaError(f"a {self.role} message cannot be trained (train={self.train})")
@@ -122,7 +158,7 @@ class Message:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Message:
         known = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name", "train")
-        _check_keys("message", data, known)
+        _check_record("message", data, known)
         if "role" not in data:
             raise SchemaError("message without a role")
         content = data.get("content", "")
@@ -145,8 +181,11 @@ def canonical_json(value: Any) -> str:
 
 
 def content_hash(value: Any) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of the canonical JSON of `value`."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
+    """First 16 hexadecimal digits of the SHA-256 of the canonical JSON of `value`.
+
+    Half a surrogate pair, which JSON escapes can bring in and UTF-8 cannot hold, counts as what it is.
+    """
+    return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +230,7 @@ class Task:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
         known = ("id", "env", "messages", "payload", "tags", "source", "licence", "profile")
-        _check_keys("task", data, known)
+        _check_record("task", data, known, ("env", "messages"))
         return cls(
             env=data["env"],
             messages=tuple(Message.from_dict(m) for m in data["messages"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class Scored:
 
     def __post_init__(self) -> None:
         for name, number in {"value": self.value, **self.parts}.items():
-            if not isinstance(number, int | float) or not math.isfinite(number):
+            if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
                 raise SchemaError(
                     f"reward {name} is {number!r}: a score is a finite number; "
                     "return Unscored(cause) when there is none"
@@ -75,6 +76,10 @@ class Pending:
     """A score is still to come; at `until` (seconds since the epoch) it becomes Unscored."""
 
     until: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.until, int | float) or math.isnan(self.until):
+            raise SchemaError(f"a pending reward's until is {self.until!r}: give seconds since the epoch")
 
     def expired(self, now: float | None = None) -> bool:
         return (time.time() if now is None else now) >= self.until
