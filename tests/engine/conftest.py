@@ -11,12 +11,16 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -59,6 +63,15 @@ def _make(kind: str) -> Any:
         return Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=16))
     if kind == "qwen3-tied":
         return Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=True))
+    if kind == "mistral-window":
+        return MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=21))
+    if kind == "qwen2-window":
+        window = {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1}
+        return Qwen2ForCausalLM(Qwen2Config(**_SHAPE, **window))
+    if kind == "gemma3-window":
+        layers = ["sliding_attention", "full_attention"]
+        config = Gemma3TextConfig(**_SHAPE, head_dim=8, sliding_window=21, layer_types=layers)
+        return Gemma3ForCausalLM(config)
     small = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1}
     if kind == "gpt2":
         return GPT2LMHeadModel(GPT2Config(**small, n_embd=32, n_layer=2, n_head=4, n_positions=1024))

@@ -41,6 +41,9 @@ async def _play(engine: TorchEngine, prompts: list[np.ndarray]) -> list[Generati
         ("qwen3", False, "CachedModel"),
         ("gpt2", True, "CachedModel"),
         ("gpt-neox", True, "CachedModel"),
+        ("mistral-window", True, "CachedModel"),  # windows shorter than most of the prompts
+        ("qwen2-window", True, "CachedModel"),
+        ("gemma3-window", True, "CachedModel"),
         ("bloom", True, "RecomputeModel"),  # positions come from a mask our slots cannot give
     ],
 )
@@ -115,6 +118,31 @@ def test_long_prompts_are_prefilled_in_chunks(models, engines, prompt, reference
 def test_a_context_beyond_the_models_is_refused(models, engines) -> None:
     with pytest.raises(EngineError, match=r"context is 2000.*positions up to 1024"):
         engines(models("llama"), context=2000)
+
+
+def test_a_window_that_hides_nothing_keeps_the_fast_path(models, engines) -> None:
+    assert engines(models("qwen2-window"), context=21).path == "FusedModel"
+
+
+def test_a_module_that_a_trainer_took_can_be_handed_over(models, engines, prompt, reference) -> None:
+    """Training gives it an attention that works inside the trainer only."""
+    import copy
+
+    from transformers import AttentionInterface
+
+    def elsewhere(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("called outside the trainer")
+
+    AttentionInterface.register("test_elsewhere", elsewhere)
+    model = copy.deepcopy(models("qwen3"))
+    model.set_attn_implementation("test_elsewhere")
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    for fused in (True, False):
+        engine = engines(model, fused=fused)
+        assert np.abs(engine.logprobs(prompt(30)) - reference(models("qwen3"), prompt(30))).max() < 1e-4
+    assert all(p.grad is None for p in engine._model.model.parameters())
+    assert model.config._attn_implementation == "test_elsewhere"
 
 
 def test_a_directory_is_read_and_a_module_is_copied(tmp_path, models, engines, prompt) -> None:

@@ -88,6 +88,11 @@ class Span:
         self.rows, self.position_NC, self.write_T, self.length = rows, position_NC, write_T, length
         self.bias = cache.bias(position_NC, length)
 
+    def sliding(self, window: int) -> Tensor:
+        """`bias` (_N, 1, _C, length) of a layer that sees `window` positions, its own among them."""
+        hidden = self.position_NC[:, None, :, None] - window  # the last key out of sight
+        return self.bias.masked_fill(torch.arange(self.length, device=hidden.device) <= hidden, float("-inf"))
+
     def read(self, tensor: Tensor) -> Tensor:
         """(_N, length, ...) of a cache tensor."""
         part = tensor[:, : self.length]

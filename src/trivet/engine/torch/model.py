@@ -28,7 +28,7 @@ from trivet.engine.torch.fused import FusedModel, unsupported
 
 log = logging.getLogger(__name__)
 
-_PROBE = 12  # tokens of the proof
+_PROBE = 12  # tokens of the proof, at least
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # of log-probabilities; others: 0.25
 
 
@@ -111,6 +111,8 @@ class CachedModel(_Module):
         # Renamed in transformers 5; both spellings are in use across models.
         self.cache_name = "cache" if "cache" in accepted else "past_key_values"
         self.keep_last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self.window = sliding_window(model.config, cache.context)
+        self.by_layer = getattr(model.config.get_text_config(), "layer_types", None) is not None
         self.allocate()
 
     def allocate(self) -> None:
@@ -125,10 +127,19 @@ class CachedModel(_Module):
         arguments = {self.cache_name: self.slot_cache, "use_cache": True, **self.keep_last}
         return self.model(
             input_ids=ids_NC,
-            attention_mask=span.bias.to(self.model.dtype),
+            attention_mask=self._mask(span),
             position_ids=span.position_NC,
             **arguments,
         ).logits[:, -1]
+
+    def _mask(self, span: Span) -> Any:
+        """(_N, 1, _C, length), or one for each kind of layer. transformers takes a mask of four dimensions as
+        it is, for every layer: windows have to be in it."""
+        full = span.bias.to(self.model.dtype)
+        if self.window is None:
+            return full
+        windowed = span.sliding(self.window).to(self.model.dtype)
+        return {"full_attention": full, "sliding_attention": windowed} if self.by_layer else windowed
 
     def prefill(self, ids_NC: Tensor, span: Span) -> None:
         self._forward(ids_NC, span)
@@ -164,6 +175,16 @@ class RecomputeModel(_Module):
         return torch.stack(rows)
 
 
+def sliding_window(config: Any, context: int) -> int | None:
+    """Positions a windowed layer sees, None where no layer hides anything within `context`."""
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if not isinstance(window, int) or not 0 < window < context:
+        return None
+    return window if kinds is None or "sliding_attention" in kinds else None
+
+
 def load(source: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """A transformers module of our own: read from a directory, or copied from a module that others train."""
     if isinstance(source, str | Path):
@@ -172,6 +193,11 @@ def load(source: Any, device: torch.device, dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_pretrained(str(source), dtype=dtype, attn_implementation="sdpa")
     else:
         model = copy.deepcopy(source)
+        for parameter in model.parameters():
+            parameter.grad = None  # copied along
+        if model.config._attn_implementation not in ("eager", "sdpa"):
+            # A trainer's own, say: it works on packed rows and nowhere else.
+            model.set_attn_implementation("sdpa")
     module: Any = model  # transformers' own annotation of `to` is wrong
     return module.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
@@ -195,7 +221,9 @@ def build(
         else:
             log.info("fused path not used: %s", reason)
     with torch.inference_mode():
-        expected, ids = _reference(module, device)
+        # A window is proved beyond its edge: closer to the start it hides nothing.
+        tokens = min(max(_PROBE, (sliding_window(module.config, context) or 0) + 4), context)
+        expected, ids = _reference(module, device, tokens)
         for kind in kinds:
             model, gap = _try(kind, module, Cache(slots, context, dtype, device), ids, expected)
             if model is not None:
@@ -204,10 +232,10 @@ def build(
     raise EngineError(f"no engine path reproduces the forward of {type(module).__name__}; last: {gap}")
 
 
-def _reference(module: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (_T, _V) of random ids by the module's plain forward, and the ids."""
+def _reference(module: Any, device: torch.device, tokens: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (_T, _V) of random ids by the module's plain forward, and the ids (_T,)."""
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(module.config.vocab_size, (_PROBE,), generator=generator).to(device)
+    ids = torch.randint(module.config.vocab_size, (tokens,), generator=generator).to(device)
     logits = module(input_ids=ids[None], use_cache=False).logits[0].float()
     return logits.log_softmax(-1), ids
 
