@@ -114,24 +114,12 @@ def _print_plan(preview: Plan) -> None:
         raise typer.Exit(USAGE)
 
 
-def _import_user_code(recipe: Recipe) -> None:
-    """Files and modules under `imports` register environments and algorithms."""
-    import importlib
-
-    for name in recipe.imports:
-        if name.endswith(".py"):
-            from trivet.rewards.load import load_file
-
-            load_file(name)
-        else:
-            importlib.import_module(name)
-
-
 def _algorithms(recipe: Recipe) -> dict[str, Algorithm]:
-    """Each training stage's algorithm. Raises AlgorithmError."""
+    """Each training stage's algorithm. Raises AlgorithmError, RecipeError."""
     from trivet.algorithms import resolve
+    from trivet.rewards.load import import_all
 
-    _import_user_code(recipe)
+    import_all(recipe.imports)
     return {stage.name: resolve(stage.algorithm) for stage in recipe.stages if stage.mode != "bench"}
 
 

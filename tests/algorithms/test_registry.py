@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -175,6 +176,24 @@ def test_dotted_paths(tmp_path, monkeypatch):
     assert resolve({"kind": "grpo", "credit": "my_trivet_parts:Half"}).credit_needs == frozenset()
     with pytest.raises(AlgorithmError, match="unknown option 'dep'; did you mean 'deep'"):
         resolve({"kind": "grpo", "credit": {"kind": "my_trivet_parts:Half", "dep": True}})
+
+
+def test_one_file_may_be_loaded_under_two_names(tmp_path, monkeypatch):
+    source = tmp_path / "credit_loaded_twice.py"
+    source.write_text(
+        "from trivet.algorithms import register_credit\n"
+        "@register_credit('loaded_twice')\n"
+        "def credit(batch):\n"
+        "    return batch.reward_N\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("credit_loaded_twice")
+    spec = importlib.util.spec_from_file_location("loaded_by_its_path", source)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loaded_by_its_path", module)
+    spec.loader.exec_module(module)
+    assert resolve({"kind": "grpo", "credit": "loaded_twice"})
 
 
 def test_names_are_given_once():

@@ -223,3 +223,22 @@ def test_a_closed_pipe_is_no_crash() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith("# Resolved")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_an_import_that_is_not_there_is_named(
+    capsys: pytest.CaptureFixture[str], folder: Path, command: str
+) -> None:
+    (folder / "there.py").write_text("")
+    (folder / "broken.py").write_text("raise TypeError('its own')")
+    for name, words in (
+        ("missing.py", r"no such file"),
+        ("no_such_module_of_mine", "No module named 'no_such_module_of_mine'"),
+        ("broken.py", "TypeError: its own"),
+    ):
+        code, _, err = call(capsys, command, "r.yaml", f"imports=[there.py, {name}]")
+        assert code == cli.USAGE
+        assert "imports.1" in err
+        assert name in err
+        assert words in err
+    assert not (folder / "runs").exists()

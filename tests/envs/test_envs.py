@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,21 @@ def test_a_users_environment(renderer: Renderer) -> None:
     assert play(make_env(f"{MY_ENV}:Shout", worth=3.0), renderer, "YES").score == 3.0
     assert "loud" in environment_names()  # loading the file registered it
     assert play(make_env("loud"), renderer, "no").score == 0.0
+
+
+def test_one_file_may_be_imported_and_named(
+    renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`imports: [module]` and `env: module.py:Class` load one file under two modules' names."""
+    text = Path(MY_ENV).read_text().replace('"loud"', '"loud_twice"')
+    (tmp_path / "imported_and_named.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("imported_and_named")
+    assert play(make_env(f"{tmp_path}/imported_and_named.py:Shout"), renderer, "YES").score == 1.0
+    assert play(make_env("loud_twice"), renderer, "YES").score == 1.0
+    (tmp_path / "another.py").write_text(text)
+    with pytest.raises(EnvError, match="'loud_twice' is taken"):
+        make_env(f"{tmp_path}/another.py:Shout")
 
 
 def test_callable(renderer: Renderer) -> None:

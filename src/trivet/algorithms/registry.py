@@ -14,6 +14,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,7 +48,7 @@ def _register(role: str, name: str, traits: dict[str, Any]) -> Callable[[T], T]:
 
     def decorate(target: T) -> T:
         old = _REGISTRY[role].get(name)
-        if old is not None and _where(old[0]) != _where(target):
+        if old is not None and _origin(old[0]) != _origin(target):
             raise AlgorithmError(
                 f"{role} {name!r} is already {_where(old[0])}; give {_where(target)} another name"
             )
@@ -54,6 +56,12 @@ def _register(role: str, name: str, traits: dict[str, Any]) -> Callable[[T], T]:
         return target
 
     return decorate
+
+
+def _origin(target: Any) -> tuple[str, str]:
+    """(file, name): the same for a file that is imported as a module and loaded by its path."""
+    file = getattr(sys.modules.get(target.__module__), "__file__", None)
+    return os.path.realpath(file) if file else target.__module__, target.__qualname__
 
 
 def _where(target: Any) -> str:

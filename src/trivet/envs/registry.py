@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,13 +28,19 @@ class EnvError(ValueError):
     """An environment cannot be made; the message names it and what to change."""
 
 
+def _origin(cls: Callable[..., Any]) -> tuple[str, str]:
+    """(file, name): the same for a file that is imported as a module and loaded by its path."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return os.path.realpath(file) if file else cls.__module__, cls.__qualname__
+
+
 def register_env(name: str) -> Callable[[_Class], _Class]:
     """Class decorator: makes an environment known to recipes as `env: name`. The latest one wins within a
-    module that is loaded again; another module's name is refused."""
+    file that is loaded again, under whatever module's name; another file's name is refused."""
 
     def register(cls: _Class) -> _Class:
         known = _REGISTERED.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        if known is not None and _origin(known) != _origin(cls):
             raise EnvError(f"environment {name!r} is taken by {known.__module__}.{known.__qualname__}")
         _REGISTERED[name] = cls
         return cls

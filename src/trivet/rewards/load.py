@@ -7,9 +7,12 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from trivet.recipe.problems import Problem, RecipeError
 
 
 class LoadError(ValueError):
@@ -64,3 +67,20 @@ def load_object(target: str) -> Any:
             raise LoadError(f"{place!r} has no {part!r}{hint}")
         found = getattr(found, part)
     return found
+
+
+def import_all(names: Sequence[str]) -> None:
+    """A recipe's `imports`: files and modules that register environments and algorithms.
+
+    Raises RecipeError naming the key (`imports.0`), the file or module and what is wrong with it.
+    """
+    for index, name in enumerate(names):
+        try:
+            if name.endswith(".py"):
+                load_file(name)
+            else:
+                importlib.import_module(name)
+        except Exception as error:  # importing runs anybody's code
+            why = str(error) if isinstance(error, LoadError) else f"{type(error).__name__}: {error}"
+            problem = Problem(f"imports.{index}: {name!r} cannot be imported: {why}")
+            raise RecipeError(name, [problem]) from error

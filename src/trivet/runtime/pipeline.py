@@ -14,6 +14,7 @@ from trivet.algorithms import resolve
 from trivet.buffer import Ledger
 from trivet.monitor import Monitor, StageHandle
 from trivet.recipe import Recipe, Stage, plan, policy_shape, resolve_secrets
+from trivet.rewards.load import import_all
 from trivet.runtime.bench import bench_stage
 from trivet.runtime.build import policy_directory
 from trivet.runtime.compose import compose_stage
@@ -60,7 +61,7 @@ def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> R
     SIGTERM end it at a safe point with `stopped` set. Raises RunFolderError, RecipeError and the stages' own
     errors.
     """
-    _import_own(recipe)
+    import_all(recipe.imports)
     algorithms = {s.name: resolve(s.algorithm) for s in recipe.stages if s.mode != "bench"}
     plan(recipe, algorithms=algorithms).check()
     folder = RunFolder.open(recipe, fresh=fresh)
@@ -110,19 +111,6 @@ def _prepare_process(recipe: Recipe) -> None:
     logging.set_verbosity_error()
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
-
-
-def _import_own(recipe: Recipe) -> None:
-    """The user's own files and modules, which register environments and algorithms."""
-    import importlib
-
-    for name in recipe.imports:
-        if name.endswith(".py"):
-            from trivet.rewards.load import load_file
-
-            load_file(name)
-        else:
-            importlib.import_module(name)
 
 
 async def _run_stages(run: Run) -> None:

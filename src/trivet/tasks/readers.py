@@ -144,7 +144,7 @@ def read_hub(name: str, subset: str | None, split: str) -> Iterator[Record]:
         why = f"{type(error).__name__}: {reason}" if problem is None else problem
         raise TasksetError(
             f"{name!r} is no file here, and the hub does not give it (subset {subset!r}, split {split!r}): "
-            f"{why}. Give a local file instead (source: data.jsonl, data/*.parquet), or check the name and the "
+            f"{why}. Give a local file instead (source: data.jsonl, data/*.parquet), or check name and "
             "network"
         ) from error
     for number, row in enumerate(data):
