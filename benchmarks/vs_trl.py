@@ -1,241 +1,285 @@
 """GRPO on the same model, prompts, reward and hyper-parameters: trivet against TRL.
 
-    python benchmarks/vs_trl.py --model DIR [--steps 2] [--prompts 8] [--group 8] [--tokens 64]
+    python benchmarks/vs_trl.py --model DIR [--rounds 3] [--steps 2]      # how long a step takes
+    python benchmarks/vs_trl.py --model DIR --parity --prompts 2 --group 4 --tokens 24   # the same gradients?
+    python benchmarks/vs_trl.py --model DIR --until-reward R --tokens 48 [--rounds 3]    # time to a reward
 
-`DIR` is a Hugging Face directory; TRL must be installed in the same environment. The arms run one after the
-other, each in a process of its own, so that peak memory is its own: TRL, trivet with every row forwarded
-alone (share_prefix: false), trivet with the group's prompt shared. Generation and training are timed apart:
-generation is everything from prompts to sampled answers, training everything from rewards to the optimiser's
-step. Answers end where the model ends them, so sampled tokens are reported, and training is also given per
-1,000 tokens of prompt and answer. The first step warms up and is left out. All use float32, AdamW, one update
-a step, the same learning rate, clip 0.2, no KL term, temperature 1 over the whole vocabulary.
+`DIR` is a Hugging Face directory; TRL must be installed in the same environment. Both sides use float32 on
+the CPU, AdamW (betas 0.9 and 0.999, no decay), a constant learning rate, one update a step on the whole
+batch, gradients clipped at norm 1, GRPO's loss (mean of the rows' means, clip 0.2, no KL term, advantages
+over the group's standard deviation), temperature 1 over the whole vocabulary, the model's own chat template.
+Every step asks the same `--prompts` questions `--group` times for at most `--tokens` tokens; answers end
+where the model ends them. `--out FILE` writes all numbers, steps included, as JSON.
+
+Step times: every arm is a process of its own, so that peak memory is its own. The arms take turns, `--rounds`
+times: TRL, trivet with every row forwarded alone (share_prefix: false), trivet with the group's prompt shared
+(its default). The first step of a process warms up and is left out; all other figures are medians over the
+steps of all rounds, peak memory the largest. Generation is everything from prompts to sampled answers,
+training everything from rewards to the optimiser's step. Since answers differ in length between the arms,
+training is also given per 1,000 tokens of prompt and answer, and the step ratio a second time at equal
+tokens: each arm's seconds a sampled token and seconds a trained token, times TRL's numbers of them.
+
+`--parity`: see `vs_trl_parity.py`.
+
+`--until-reward R`: wall-clock seconds from the start of the process (imports and loading included) to the
+end of the first step whose batch's mean reward, averaged with those of the two steps before it, is at least
+R; TRL and trivet with shared prompts in turns, round r with seed `--seed` + r, capped at `--cap-steps` and
+`--cap-minutes` a process. The reward is brevity: 0.5 ^ (words / 12), 0 without a word. It is learnt in a few
+tens of steps, which is all it is for: it says nothing about the answers' worth.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
+import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-QUESTIONS = [
-    "What is the capital of France?",
-    "Why is the sky blue?",
-    "Name three kinds of fruit.",
-    "How do birds fly?",
-    "What is a good way to learn to cook?",
-    "Tell me about the moon.",
-    "What do bees make, and how?",
-    "Who wrote the play Romeo and Juliet?",
-]
+from vs_trl_arms import read_steps, run_side
+from vs_trl_task import QUESTIONS, REWARDS
+
+PASSED = ("model", "prompts", "group", "tokens", "lr", "micro_tokens", "threads", "reward")
+WINDOW = 3
+"""Steps the reward is averaged over before it is held against the one wanted."""
 
 
-def lower_share(text: str) -> float:
-    """Share of letters that are lower case; 0 for a text without letters."""
-    letters = [c for c in text if c.isalpha()]
-    return sum(c.islower() for c in letters) / len(letters) if letters else 0.0
+def start(args: argparse.Namespace, side: str, folder: Path, *, steps: int, seed: int) -> Any:
+    """One arm as a process; its steps and its peak memory are written to `folder`."""
+    command = [sys.executable, __file__, "--side", side, "--folder", str(folder)]
+    command += ["--steps", str(steps), "--seed", str(seed)]
+    for name in PASSED:
+        command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    with (folder / "log.txt").open("w") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
-def rss_gb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+def explain(side: str, folder: Path, process: subprocess.Popen[bytes]) -> RuntimeError:
+    tail = "".join((folder / "log.txt").read_text().splitlines(True)[-15:])
+    return RuntimeError(f"the arm {side!r} ended with status {process.returncode}; its last lines:\n{tail}")
 
 
-# -- TRL ---------------------------------------------------------------------------------------------
+# -- step times --------------------------------------------------------------------------------------
 
 
-def run_trl(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+def timed(args: argparse.Namespace, side: str, seed: int) -> tuple[list[dict[str, float]], float]:
+    """The timed steps of one process, and its peak memory in GB."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        process = start(args, side, folder, steps=args.steps + 1, seed=seed)
+        process.wait()
+        if process.returncode:
+            raise explain(side, folder, process)
+        return read_steps(side, folder)[1:], json.loads((folder / "peak.json").read_text())
 
-    rows = args.prompts * args.group
-    times: dict[str, list[float]] = {"step": [], "generate": []}
-    tokens: list[int] = []
-    rewards: list[float] = []
 
-    def reward(completions: list[Any], **_: Any) -> list[float]:
-        texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
-        scores = [lower_share(text) for text in texts]
-        rewards.append(statistics.mean(scores))
-        return scores
+def summary(lines: list[dict[str, float]], peak_gb: float, prompt_tokens: int) -> dict[str, float]:
+    """Medians over steps. `prompt_tokens` of a batch, counted once for every row."""
 
-    class Timed(GRPOTrainer):
-        def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            out = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
-            times["generate"].append(time.perf_counter() - begin)
-            tokens.append(sum(len(ids) for ids in out[0]))
-            return out
+    def median(of: Any) -> float:
+        return statistics.median(of(line) for line in lines)
 
-    class Clock(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.begin = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            times["step"].append(time.perf_counter() - self.begin)
-
-    config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=rows,
-        num_generations=args.group,
-        max_completion_length=args.tokens,
-        max_steps=args.steps + 1,
-        learning_rate=args.lr,
-        lr_scheduler_type="constant",
-        beta=0.0,
-        epsilon=0.2,
-        loss_type="grpo",
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        model_init_kwargs={"dtype": torch.float32},
-        shuffle_dataset=False,
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=0,
-    )
-    data = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": q}]} for q in QUESTIONS[: args.prompts]]
-    )
-    trainer = Timed(
-        model=str(args.model), reward_funcs=reward, args=config, train_dataset=data, callbacks=[Clock()]
-    )
-    trainer.train()
-    steps = [s - g for s, g in zip(times["step"], times["generate"], strict=True)]
     return {
-        "generate_s": times["generate"][1:],
-        "train_s": steps[1:],
-        "sampled": tokens[1:],
-        "reward": rewards[1:],
-        "rss_gb": rss_gb(),
+        "generate_s": median(lambda x: x["time/sample_s"]),
+        "train_s": median(lambda x: x["time/step_s"] - x["time/sample_s"]),
+        "step_s": median(lambda x: x["time/step_s"]),
+        "sampled": median(lambda x: x["rollout/tokens"]),
+        "tokens_per_s": median(lambda x: x["rollout/tokens"] / x["time/sample_s"]),
+        "train_s_per_1000": median(
+            lambda x: 1000 * (x["time/step_s"] - x["time/sample_s"]) / (x["rollout/tokens"] + prompt_tokens)
+        ),
+        "peak_gb": peak_gb,
+        "reward": statistics.mean(line["reward/mean"] for line in lines),
     }
 
 
-# -- trivet ------------------------------------------------------------------------------------------
+def ratios(arm: dict[str, float], base: dict[str, float], prompt_tokens: int) -> dict[str, float]:
+    """TRL's time over the arm's: as measured, and with as many tokens as TRL sampled."""
 
+    def equal(a: dict[str, float]) -> float:
+        tokens = base["sampled"]
+        return tokens / a["tokens_per_s"] + (tokens + prompt_tokens) / 1000 * a["train_s_per_1000"]
 
-def run_trivet(args: argparse.Namespace) -> dict[str, Any]:
-    from trivet.monitor import read_metrics
-    from trivet.recipe import load_recipe
-    from trivet.runtime import run_recipe
-
-    folder = Path(tempfile.mkdtemp())
-    tasks = folder / "questions.jsonl"
-    tasks.write_text("".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS[: args.prompts]))
-    (folder / "recipe.yaml").write_text(
-        f"""
-name: versus
-output: {folder / "run"}
-policy: {{model: "{args.model}"}}
-engine: {{slots: {args.prompts * args.group}, deterministic: false}}
-monitor: {{plots: false, samples_every: 0}}
-stages:
-  - name: rl
-    mode: both
-    algorithm: {{kind: grpo, clip: 0.2, tis: null, proximal: recompute}}
-    tasks:
-      - source: {tasks}
-        env: callable
-        env_args: {{function: "{Path(__file__).resolve()}:lower_share_of"}}
-    batch: {{prompts: {args.prompts}, group: {args.group}, micro_tokens: {args.micro_tokens}}}
-    sampling: {{max_tokens: {args.tokens}}}
-    trainer: {{lr: {args.lr}, betas: [0.9, 0.999], share_prefix: {str(args.side == "shared").lower()}}}
-    checkpoints: {{every: 0}}
-    steps: {args.steps + 1}
-"""
-    )
-    run_recipe(load_recipe(folder / "recipe.yaml"), quiet=True)
-    lines = [line for line in read_metrics(folder / "run") if line["step"] > 1]
     return {
-        "generate_s": [line["time/sample_s"] for line in lines],
-        "train_s": [line["time/step_s"] - line["time/sample_s"] for line in lines],
-        "sampled": [line["rollout/tokens"] for line in lines],
-        "reward": [line["reward/mean"] for line in lines],
-        "rss_gb": rss_gb(),
+        "step": base["step_s"] / arm["step_s"],
+        "step_at_equal_tokens": equal(base) / equal(arm),
+        "generation_per_token": arm["tokens_per_s"] / base["tokens_per_s"],
+        "training_per_token": base["train_s_per_1000"] / arm["train_s_per_1000"],
+        "memory": arm["peak_gb"] / base["peak_gb"],
     }
 
 
-def lower_share_of(task: Any, text: str) -> float:
-    return lower_share(text)
-
-
-# -- both --------------------------------------------------------------------------------------------
-
-
-def arm(args: argparse.Namespace, side: str, prompt_tokens: int) -> dict[str, float]:
-    """One arm in a process of its own; medians over its steps."""
-    options = ["--steps", "--prompts", "--group", "--tokens", "--lr", "--threads", "--micro-tokens"]
-    values = [args.steps, args.prompts, args.group, args.tokens, args.lr, args.threads, args.micro_tokens]
-    command = [sys.executable, __file__, "--model", str(args.model), "--side", side]
-    command += [str(x) for pair in zip(options, values, strict=True) for x in pair]
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as out:
-        subprocess.run([*command, "--out", out.name], check=True, stdout=subprocess.DEVNULL)
-        result = json.load(out)
-    sampled = statistics.median(result["sampled"])
-    train = statistics.median(result["train_s"])
-    return {
-        "generate_s": statistics.median(result["generate_s"]),
-        "train_s": train,
-        "sampled": sampled,
-        "tokens_per_s": sampled / statistics.median(result["generate_s"]),
-        "train_s_per_1000": 1000 * train / (sampled + prompt_tokens),
-        "reward": statistics.mean(result["reward"]),
-        "rss_gb": result["rss_gb"],
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2, help="timed steps after the first")
-    parser.add_argument("--prompts", type=int, default=8, choices=range(1, len(QUESTIONS) + 1))
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument("--micro-tokens", type=int, default=1024, help="tokens in one forward pass of trivet")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--side", choices=["trl", "rows", "shared"], help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.side:
-        import torch
-
-        torch.set_num_threads(args.threads)
-        result = run_trl(args) if args.side == "trl" else run_trivet(args)
-        Path(args.out).write_text(json.dumps(result))
-        return
+def run_steps(args: argparse.Namespace) -> dict[str, Any]:
     from trivet.render import get_renderer, load_tokenizer
     from trivet.types import Message
 
     renderer = get_renderer(load_tokenizer(args.model))
-    prompts = [
-        len(renderer.render([Message("user", q)], generate=True).ids_T) for q in QUESTIONS[: args.prompts]
-    ]
-    arms = {side: arm(args, side, args.group * sum(prompts)) for side in ("trl", "rows", "shared")}
-    names = list(arms["trl"])
+    asked = [renderer.render([Message("user", q)], generate=True) for q in QUESTIONS[: args.prompts]]
+    prompt_tokens = args.group * sum(len(rendered.ids_T) for rendered in asked)
+    sides = ("trl", "rows", "shared")
+    steps: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    peak_gb = dict.fromkeys(sides, 0.0)
+    for turn in range(args.rounds):
+        for side in sides:
+            lines, peak = timed(args, side, args.seed + turn)
+            steps[side] += lines
+            peak_gb[side] = max(peak_gb[side], peak)
+            seconds = ", ".join(f"{line['time/step_s']:.1f}" for line in lines)
+            print(f"round {turn + 1}/{args.rounds} {side}: steps of {seconds} s", flush=True)
+    arms = {side: summary(steps[side], peak_gb[side], prompt_tokens) for side in sides}
+    compared = {side: ratios(arms[side], arms["trl"], prompt_tokens) for side in ("rows", "shared")}
+    return {"prompt_tokens": prompt_tokens, "arms": arms, "ratios": compared, "steps": steps}
+
+
+def show_steps(report: dict[str, Any]) -> None:
+    names = list(report["arms"]["trl"])
     print("".join(f"{name:>18}" for name in ("", *names)))
-    for side, numbers in arms.items():
+    for side, numbers in report["arms"].items():
         print(f"{side:>18}" + "".join(f"{numbers[name]:18.3f}" for name in names))
-    base = arms["trl"]
-    for side in ("rows", "shared"):
-        mine = arms[side]
+    for side, r in report["ratios"].items():
         print(
-            f"{side}: generation {mine['tokens_per_s'] / base['tokens_per_s']:.2f}x TRL's tokens a second, "
-            f"training {base['train_s_per_1000'] / mine['train_s_per_1000']:.2f}x as fast per token, "
-            f"peak memory {mine['rss_gb'] / base['rss_gb']:.2f} of TRL's"
+            f"{side}: TRL's step takes {r['step']:.2f}x as long, at equal tokens "
+            f"{r['step_at_equal_tokens']:.2f}x; per token generation {r['generation_per_token']:.2f}x and "
+            f"training {r['training_per_token']:.2f}x as fast; peak memory {r['memory']:.2f} of TRL's"
         )
+
+
+# -- time to a reward --------------------------------------------------------------------------------
+
+
+def reached(lines: list[dict[str, float]], reward: float) -> int | None:
+    """Index of the first step whose mean over the window is at least `reward`."""
+    rewards = [line["reward/mean"] for line in lines]
+    for i in range(WINDOW - 1, len(rewards)):
+        if statistics.mean(rewards[i - WINDOW + 1 : i + 1]) >= reward:
+            return i
+    return None
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the arm and its reward workers; the first signal asks, the last does not."""
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def race(args: argparse.Namespace, side: str, seed: int) -> dict[str, Any]:
+    """One process until the reward is there or a cap is met; `seconds` is None for the latter."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder, begin = Path(name), time.time()
+        process = start(args, side, folder, steps=args.cap_steps, seed=seed)
+        ended = False
+        try:
+            while not ended and time.time() - begin < 60 * args.cap_minutes:
+                time.sleep(0.5)
+                ended = process.poll() is not None
+                if reached(read_steps(side, folder), args.until_reward) is not None:
+                    break
+        finally:
+            stop(process)
+        if ended and process.returncode:
+            raise explain(side, folder, process)
+        lines = read_steps(side, folder)
+    at = reached(lines, args.until_reward)
+    curve = [[line["time"] - begin, line["reward/mean"], line["rollout/tokens"]] for line in lines]
+    seconds = None if at is None else curve[at][0]
+    return {"seed": seed, "seconds": seconds, "steps": None if at is None else at + 1, "curve": curve}
+
+
+def run_race(args: argparse.Namespace) -> dict[str, Any]:
+    races: dict[str, list[dict[str, Any]]] = {"trl": [], "shared": []}
+    for turn in range(args.rounds):
+        for side, done in races.items():
+            done.append(race(args, side, args.seed + turn))
+            show_race(args, side, done[-1])
+    out: dict[str, Any] = {"reward": args.until_reward, "races": races, "ratio": None}
+    for side, done in races.items():
+        times = [one["seconds"] for one in done]
+        out[f"{side}_seconds"] = None if None in times else statistics.median(times)
+    if out["trl_seconds"] and out["shared_seconds"]:
+        out["ratio"] = out["trl_seconds"] / out["shared_seconds"]
+    return out
+
+
+def show_race(args: argparse.Namespace, side: str, done: dict[str, Any]) -> None:
+    print(f"{side}, seed {done['seed']}: step, seconds, reward, sampled tokens")
+    for step, (seconds, reward, tokens) in enumerate(done["curve"], 1):
+        print(f"  {step:4d} {seconds:8.1f} {reward:7.3f} {tokens:7.0f}")
+    when = f"{done['seconds']:.1f} s, {done['steps']} steps" if done["seconds"] else "not within the caps"
+    print(f"{side}, seed {done['seed']}: reward {args.until_reward} after {when}", flush=True)
+
+
+def show_ratio(report: dict[str, Any]) -> None:
+    for side in ("trl", "shared"):
+        seconds = report[f"{side}_seconds"]
+        print(f"{side}: " + (f"{seconds:.1f} s (median)" if seconds else "a run did not get there"))
+    if report["ratio"]:
+        print(f"TRL takes {report['ratio']:.2f}x as long to a mean reward of {report['reward']}")
+
+
+# -- command line ------------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    shown = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shown)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--parity", action="store_true", help="compare losses and gradients")
+    parser.add_argument("--until-reward", type=float, metavar="R", help="time both sides to this mean reward")
+    parser.add_argument("--rounds", type=int, default=1, help="turns every arm takes")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps of a process after its first")
+    parser.add_argument("--prompts", type=int, default=8, choices=range(1, len(QUESTIONS) + 1))
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--reward", choices=list(REWARDS), help="default: lower; brief with --until-reward")
+    parser.add_argument("--micro-tokens", type=int, default=1024, help="tokens in one forward pass of trivet")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cap-steps", type=int, default=60)
+    parser.add_argument("--cap-minutes", type=float, default=30.0)
+    parser.add_argument("--out", type=Path, help="JSON file for all numbers")
+    parser.add_argument("--side", choices=["trl", "rows", "shared"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.parity and args.until_reward is not None:
+        parser.error("--parity and --until-reward are two measurements: ask for one")
+    args.reward = args.reward or ("lower" if args.until_reward is None else "brief")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    if args.side:
+        run_side(args)
+        return
+    if args.parity:
+        from vs_trl_parity import run_parity, show_parity
+
+        report, show = run_parity(args), show_parity
+    elif args.until_reward is not None:
+        report, show = run_race(args), show_ratio
+    else:
+        report, show = run_steps(args), show_steps
+    show(report)
+    if args.out:
+        packages = {name: version(name) for name in ("trivet", "trl", "torch", "transformers")}
+        asked = {name: str(v) if isinstance(v, Path) else v for name, v in vars(args).items()}
+        where = {"machine": platform.machine(), "cpus": os.cpu_count(), **packages}
+        args.out.write_text(json.dumps({"asked": asked, "where": where, **report}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

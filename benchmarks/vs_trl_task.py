@@ -1,0 +1,41 @@
+"""Prompts and rewards of the comparison with TRL: plain Python, for both sides and for reward workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Name three kinds of fruit.",
+    "How do birds fly?",
+    "What is a good way to learn to cook?",
+    "Tell me about the moon.",
+    "What do bees make, and how?",
+    "Who wrote the play Romeo and Juliet?",
+]
+
+
+def lower(text: str) -> float:
+    """Share of letters that are lower case; 0 for a text without letters."""
+    letters = [c for c in text if c.isalpha()]
+    return sum(c.islower() for c in letters) / len(letters) if letters else 0.0
+
+
+def brief(text: str) -> float:
+    """Brevity: halves with every 12 words; 0 for a text without a word."""
+    words = sum(any(c.isalnum() for c in word) for word in text.split())
+    return 0.5 ** (words / 12) if words else 0.0
+
+
+REWARDS = {"lower": lower, "brief": brief}
+
+
+def lower_of(task: Any, text: str) -> float:
+    """`lower` as trivet's `callable` environment calls it."""
+    return lower(text)
+
+
+def brief_of(task: Any, text: str) -> float:
+    """`brief` as trivet's `callable` environment calls it."""
+    return brief(text)
