@@ -95,6 +95,18 @@ def test_a_token_of_probability_zero_is_never_drawn(vocab: int, seed: int, u: fl
     assert np.isfinite(drawn.logprob_B).all()
 
 
+def test_uniforms_are_splitmix64s() -> None:
+    """The generator's published outputs for the seed 1234567, as 53-bit fractions."""
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert uniforms(1234567, 5).tolist() == [(x >> 11) / 2**53 for x in published]
+
+
 def test_uniforms_depend_on_seed_and_position_only() -> None:
     long, short = uniforms(11, 100), uniforms(11, 10)
     assert np.array_equal(long[:10], short)

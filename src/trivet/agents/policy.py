@@ -15,7 +15,7 @@ from trivet.agents.conversation import Conversation
 from trivet.engine.base import Engine
 from trivet.recipe import schema
 from trivet.render.base import Rendered, Renderer
-from trivet.types import Attachment, Message, Task, canonical_json
+from trivet.types import Attachment, Message, Task
 
 _PROMPTS_KEPT = 256
 
@@ -56,11 +56,11 @@ class Policy:
         self.sampling = sampling
         self.context = context
         self.player = player
-        self.system_prompt = system_prompt
+        self._system = None if system_prompt is None else Message("system", system_prompt)
         self.executor = executor
         self.attachments = attachments
         self.top = top
-        self._prompts: OrderedDict[str, Rendered] = OrderedDict()
+        self._prompts: OrderedDict[tuple[int, ...], tuple[tuple[Any, ...], Rendered]] = OrderedDict()
         self._lock = threading.Lock()
 
     def conversation(
@@ -75,19 +75,22 @@ class Policy:
     def opening(self, task: Task) -> list[Message]:
         """The task's messages, with the system prompt where the task has none of its own."""
         messages = list(task.messages)
-        if self.system_prompt is not None and messages[0].role != "system":
-            messages.insert(0, Message("system", self.system_prompt))
+        if self._system is not None and messages[0].role != "system":
+            messages.insert(0, self._system)
         return messages
 
     def render_opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Rendered:
         """The first request of a conversation; a group's attempts share one rendering. Any thread."""
-        key = canonical_json([[m.to_dict() for m in messages], list(tools)])
+        # A group's attempts hold the same message objects; kept in the entry, so that their ids stay theirs.
+        parts = (*messages, *tools)
+        key = tuple(map(id, parts))
         with self._lock:
-            rendered = self._prompts.get(key)
+            entry = self._prompts.get(key)
+        rendered = entry[1] if entry is not None else None
         if rendered is None:
             rendered = self.renderer.render(messages, tools=tools, generate=True)
             with self._lock:
-                self._prompts[key] = rendered
+                self._prompts[key] = (parts, rendered)
                 while len(self._prompts) > _PROMPTS_KEPT:
                     self._prompts.popitem(last=False)
         return rendered

@@ -22,10 +22,18 @@ _PREFIX = struct.Struct("<4sHII")
 # Only what a trace needs: no objects, no strings, nothing whose decoding could run code.
 _DTYPES = {"|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<f2", "<f4", "<f8"}
 _MAX_COLUMN_BYTES = 1 << 32
+_PLAIN_BYTES = 128  # columns up to this size are not compressed: starting the compressor costs more
 
 
 class CodecError(ValueError):
     """A blob is not one of ours, is of a newer format, or is damaged."""
+
+
+def _little_endian(name: str, column: np.ndarray) -> np.ndarray:
+    array = column.astype(column.dtype.newbyteorder("<"), copy=False)
+    if array.dtype.str not in _DTYPES:
+        raise CodecError(f"column {name!r}: dtype {array.dtype} cannot be stored")
+    return array
 
 
 def pack(columns: Mapping[str, np.ndarray], meta: Any, level: int = 1) -> bytes:
@@ -34,14 +42,14 @@ def pack(columns: Mapping[str, np.ndarray], meta: Any, level: int = 1) -> bytes:
     table: dict[str, Any] = {}
     offset = 0
     for name, column in columns.items():
-        array = np.ascontiguousarray(column)
-        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        if array.dtype.str not in _DTYPES:
-            raise CodecError(f"column {name!r}: dtype {array.dtype} cannot be stored")
-        block = zlib.compress(array.tobytes(), level)
+        array = column if column.dtype.str in _DTYPES else _little_endian(name, column)
+        raw = array.tobytes()
+        block = raw if len(raw) <= _PLAIN_BYTES else zlib.compress(raw, level)
+        if len(block) >= len(raw):  # a block as long as its column is the column
+            block = raw
         table[name] = {
             "dtype": array.dtype.str,
-            "shape": list(np.shape(column)),
+            "shape": list(column.shape),
             "offset": offset,
             "length": len(block),
             "crc": zlib.crc32(block),
@@ -87,8 +95,7 @@ def _column(blob: bytes, body: int, name: str, entry: Mapping[str, Any]) -> np.n
     expected = np.dtype(dtype).itemsize * math.prod(shape)
     if expected > _MAX_COLUMN_BYTES:
         raise CodecError(f"column {name!r} claims {expected} bytes: refused")
-    decoder = zlib.decompressobj()
-    raw = decoder.decompress(block, expected + 1)
+    raw = block if length == expected else zlib.decompressobj().decompress(block, expected + 1)
     if len(raw) != expected:
         raise CodecError(f"column {name!r}: {len(raw)} bytes where its shape says {expected}")
     return np.frombuffer(raw, dtype=dtype).reshape(shape)

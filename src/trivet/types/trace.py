@@ -96,6 +96,16 @@ _COLUMNS: dict[str, Any] = {
 }
 
 
+def _loss_weights(train: float | np.ndarray, shape: tuple[int, ...], origin: Origin) -> np.ndarray:
+    """`train` as one weight per token; raises TraceError where there must be none."""
+    train_T = np.broadcast_to(np.asarray(train, np.float32), shape)
+    if origin is not Origin.MESSAGE and train_T.any():
+        raise TraceError(f"tokens of origin {origin} are never trained")
+    if not np.isfinite(train_T).all() or (train_T < 0).any():
+        raise TraceError("loss weights must be finite and not negative")
+    return train_T
+
+
 @dataclass(slots=True)
 class Trace:
     """A forest of nodes and its per-token columns (`id`, `sampled`, `train`, `logprob`, `version`)."""
@@ -121,7 +131,7 @@ class Trace:
     def _append(self, columns: dict[str, Any], n: int) -> int:
         start, need = self._size, self._size + n
         if need > len(self._data["id"]):
-            capacity = max(256, need, 2 * len(self._data["id"]))
+            capacity = max(64, need, 2 * len(self._data["id"]))
             # Old views keep the old buffer: a prompt handed to an engine never changes under it.
             for name, old in self._data.items():
                 grown = np.empty(capacity, old.dtype)
@@ -153,12 +163,9 @@ class Trace:
         if origin is Origin.SAMPLED:
             raise TraceError("sampled tokens come with log-probabilities: use add_sampled")
         ids_T = np.asarray(ids, np.int32)
-        train_T = np.broadcast_to(np.asarray(train, np.float32), ids_T.shape)
-        if origin is not Origin.MESSAGE and train_T.any():
-            raise TraceError(f"tokens of origin {origin} are never trained")
-        if not np.isfinite(train_T).all() or (train_T < 0).any():
-            raise TraceError("loss weights must be finite and not negative")
-        columns = {"id": ids_T, "sampled": False, "train": train_T, "logprob": np.nan, "version": -1}
+        if not isinstance(train, float) or train != 0.0:
+            train = _loss_weights(train, ids_T.shape, origin)
+        columns = {"id": ids_T, "sampled": False, "train": train, "logprob": np.nan, "version": -1}
         start = self._append(columns, len(ids_T))
         self.nodes.append(Node(parent, start, len(ids_T), origin, message))
         return len(self.nodes) - 1
@@ -182,10 +189,12 @@ class Trace:
         """
         self._check_parent(parent)
         ids_T, logprob_T = np.asarray(ids, np.int32), np.asarray(logprob, np.float32)
-        version_T = np.broadcast_to(np.asarray(version, np.int32), ids_T.shape)
+        version_T = np.asarray(version, np.int32)
+        if version_T.ndim and version_T.shape != ids_T.shape:
+            raise TraceError(f"{ids_T.size} tokens but {version_T.size} weight versions")
         if logprob_T.shape != ids_T.shape:
             raise TraceError(f"{ids_T.size} tokens but {logprob_T.size} log-probabilities")
-        if not np.isfinite(logprob_T).all() or (logprob_T > 1e-4).any():
+        if len(ids_T) and not (-np.inf < logprob_T.min() and logprob_T.max() <= 1e-4):  # NaN fails both
             bad = int(np.flatnonzero(~(logprob_T <= 1e-4) | ~np.isfinite(logprob_T))[0])
             raise TraceError(f"token {bad} has log-probability {logprob_T[bad]}: no sampler gives that")
         if not temperature > 0:

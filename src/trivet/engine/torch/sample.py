@@ -4,8 +4,8 @@ What was thrown away: an exponential random number per symbol (40 ms a step at 3
 needs one uniform number: it picks a block of the vocabulary by the inverse of the cumulative distribution,
 then a token inside the block. The log-probability comes from the same softmax.
 
-A request's uniforms are those of a Philox generator keyed by its seed, with the position of the token as the
-counter: they depend neither on the batch nor on what else is running.
+A request's uniforms are SplitMix64's (Steele, Lea and Flood 2014) with its seed as the state, which is a counter:
+they depend neither on the batch nor on what else is running.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ BLOCK = 256
 _DIRECT = 2048
 # u * total must stay below total after rounding, else the last, possibly impossible, token could be chosen.
 _BELOW_ONE = 1.0 - 2.0**-50
+_GAMMA, _MIX_1, _MIX_2 = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_S11, _S27, _S30, _S31 = (np.uint64(n) for n in (11, 27, 30, 31))
 TOP_FLOOR = 1e-4
 """Smallest probability kept in `Top`."""
 
 
 def uniforms(seed: int, n: int) -> np.ndarray:
     """The numbers in [0, 1) that choose the first `n` tokens of a request, float64 (_T,)."""
-    stream = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1)))
-    return np.minimum(stream.random(n), _BELOW_ONE)
+    z = np.arange(1, n + 1, dtype=np.uint64) * _GAMMA + np.uint64(seed & (2**64 - 1))
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    return np.minimum(((z ^ (z >> _S31)) >> _S11) * 2.0**-53, _BELOW_ONE)
 
 
 def _invert(weight_BV: Tensor, u_B: Tensor) -> Tensor:
