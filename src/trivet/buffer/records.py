@@ -53,9 +53,12 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
 def to_json(value: object) -> str:
     """Readable JSON (text is searchable as it is), falling back to escapes for text UTF-8 cannot hold."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    text = _ENCODER.encode(value)
     try:
         text.encode()
     except UnicodeEncodeError:  # a lone surrogate from a broken decoder

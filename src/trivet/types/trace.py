@@ -322,14 +322,8 @@ class Trace:
         """One compressed blob; each column can be read alone with `codec.read_column`."""
         columns = {name: self.column(name) for name in _COLUMNS}
         nodes = self.nodes
-        columns["node_parent"] = np.asarray([n.parent for n in nodes], np.int32)
-        columns["node_length"] = np.asarray([n.length for n in nodes], np.int32)
-        columns["node_message"] = np.asarray([n.message for n in nodes], np.int32)
-        columns["node_temperature"] = np.asarray([n.temperature for n in nodes], np.float64)
-        order = list(Origin)
-        columns["node_origin"] = np.asarray([order.index(n.origin) for n in nodes], np.uint8)
         meta = {
-            "origins": [str(o) for o in order],
+            "nodes": [[n.parent, n.length, n.origin, n.message, n.temperature] for n in nodes],
             "reward": {str(i): n.reward for i, n in enumerate(nodes) if n.reward is not None},
             "state": {str(i): n.state for i, n in enumerate(nodes) if n.state is not None},
             "attachments": [
@@ -346,23 +340,23 @@ class Trace:
         columns, meta = codec.unpack(blob)
         try:
             data = {name: np.array(columns[name], dtype) for name, dtype in _COLUMNS.items()}
-            lengths = columns["node_length"].tolist()
-            parents = columns["node_parent"].tolist()
-            messages = columns["node_message"].tolist()
-            temperatures = columns["node_temperature"].tolist()
-            origins = [Origin(meta["origins"][o]) for o in columns["node_origin"].tolist()]
-        except (KeyError, IndexError, ValueError, TypeError) as error:
+            nodes = [
+                (int(parent), int(length), Origin(origin), int(message), float(temperature))
+                for parent, length, origin, message, temperature in meta["nodes"]
+            ]
+        except (KeyError, ValueError, TypeError) as error:
             raise TraceError(f"trace blob lacks a part: {error!r}") from error
         trace = cls(_data=data, _size=len(data["id"]))
         if any(len(column) != trace._size for column in data.values()):
             raise TraceError("trace blob: columns of different lengths")
-        if min(lengths, default=0) < 0 or sum(lengths) != trace._size:
-            raise TraceError(f"trace blob: nodes hold {sum(lengths)} tokens, columns {trace._size}")
+        held = sum(length for _, length, *_ in nodes)
+        if min((length for _, length, *_ in nodes), default=0) < 0 or held != trace._size:
+            raise TraceError(f"trace blob: nodes hold {held} tokens, columns {trace._size}")
         start = 0
-        for i, (parent, length) in enumerate(zip(parents, lengths, strict=True)):
+        for i, (parent, length, origin, message, temperature) in enumerate(nodes):
             if not -1 <= parent < i:
                 raise TraceError(f"trace blob: node {i} has parent {parent}")
-            node = Node(parent, start, length, origins[i], messages[i], temperatures[i])
+            node = Node(parent, start, length, origin, message, temperature)
             node.reward = meta["reward"].get(str(i))
             node.state = meta["state"].get(str(i))
             trace.nodes.append(node)
