@@ -41,8 +41,12 @@ def test_an_occupied_folder_is_left_alone(tmp_path: Path) -> None:
     if importlib.util.find_spec("gguf") is not None:
         with pytest.raises(RenderError, match="is not empty"):
             import_gguf(file, out)
+        with pytest.raises(RenderError, match="not a model's folder"):
+            import_gguf(file, out, force=True)
+        (out / "config.json").write_text("{}")
         with pytest.raises(RenderError, match="cannot be imported"):  # no model: nothing is lost
             import_gguf(file, out, force=True)
+        (out / "config.json").unlink()
     assert [p.name for p in out.iterdir()] == ["mine"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf", "out"]
 

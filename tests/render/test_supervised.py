@@ -60,7 +60,7 @@ def test_refusals(renderer: ChatML) -> None:
     with pytest.raises(RenderError, match="nothing in this conversation"):
         supervised_trace(renderer, [USER, Message("assistant", "a")], weight=0)
     with pytest.raises(RenderError, match="finite and not negative"):
-        supervised_trace(renderer, [USER, Message("assistant", "a", train=-1)])
+        supervised_trace(renderer, [USER, Message("assistant", "a")], weight=-1)
 
 
 def test_an_empty_answer_trains_the_end_of_the_turn(renderer: ChatML) -> None:

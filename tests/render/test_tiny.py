@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +100,38 @@ def test_unknown_characters_are_refused_by_name(tiny_tokenizer: Any) -> None:
             [USER, Message("assistant", "1"), Message("user", "é")], 1, renderer.render([USER]).ids_T
         )
     assert tiny_tokenizer.encode("é") == [7]  # a plain call gives <|unk|>
+
+
+def test_making_and_using_it_says_nothing(tmp_path: Path) -> None:
+    """No bar of transformers' own, and no word about prompts longer than the (short) context."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from trivet.recipe.schema import TinyModel\n"
+        "from trivet.render import get_renderer, load_tokenizer\n"
+        "from trivet.render.tiny import make_tiny\n"
+        "from trivet.types import Message\n"
+        "made = make_tiny(TinyModel(layers=1, context=16), Path(sys.argv[1]) / 'm')\n"
+        "get_renderer(load_tokenizer(made)).render([Message('user', 'a' * 40)])\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_force_replaces_models_only(tmp_path: Path) -> None:
+    """`--force` with the wrong path must not take somebody's work away."""
+    (tmp_path / "thesis.txt").write_text("three years")
+    with pytest.raises(RenderError, match=r"no config\.json.*not a model's folder"):
+        make_tiny(TinyModel(layers=1, hidden=16, mlp=16), tmp_path, force=True)
+    assert (tmp_path / "thesis.txt").read_text() == "three years"
+    with pytest.raises(RenderError, match="is a file"):
+        make_tiny(TinyModel(layers=1, hidden=16, mlp=16), tmp_path / "thesis.txt", force=True)
+    (tmp_path / "empty").mkdir()
+    assert make_tiny(TinyModel(layers=1, hidden=16, mlp=16), tmp_path / "empty").is_dir()
+
+
+def test_a_damaged_marker_is_another_model(tmp_path: Path) -> None:
+    made = make_tiny(TinyModel(layers=1, hidden=16, mlp=16), tmp_path / "m")
+    (made / "tiny.json").write_text("{")
+    with pytest.raises(RenderError, match="already holds something else"):
+        make_tiny(TinyModel(layers=1, hidden=16, mlp=16), made)

@@ -25,6 +25,7 @@ from trivet.render.wire import read_answer, tools_text, write_answer
 from trivet.types import Message, Origin, canonical_json
 
 Tools = Sequence[Mapping[str, Any]]
+_TOOLS_KEPT = 256  # system turns with tools, remembered
 
 
 class _Writer:
@@ -215,6 +216,8 @@ class ChatML:
                 raise RenderError(
                     f"the chat template of {self.template.name} offers these tools in an odd place"
                 )
+            if len(self._tools_cache) >= _TOOLS_KEPT:  # tasks with tools of their own come by the thousand
+                self._tools_cache.clear()
             self._tools_cache[key] = text
         return self._tools_cache[key]
 

