@@ -79,6 +79,26 @@ def test_equals_dense(
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_values_of_another_size_than_the_queries(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent attention has them; the flash kernel, meant for long segments, refuses them."""
+    monkeypatch.setattr(attention, "LONG", 5)
+    micro = forest(*FORESTS["ragged"])
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, h, micro.tokens, d, dtype=torch.float64, requires_grad=True)
+        for h, d in ((4, 8), (2, 8), (2, 6))
+    )
+    plan = AttentionPlan(micro, torch.device("cpu"))
+    out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, sliding_window=window, trivet_plan=plan)
+    expected = dense(micro, q, k, v, window)
+    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    grad = torch.randn_like(out)
+    got, want = torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(expected, (q, k, v), grad)
+    for a, b in zip(got, want, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-11)
+
+
 def test_many_documents_in_few_buckets() -> None:
     """512 answers of 12..28 tokens under 32 prompts: a handful of calls, not one a document."""
     rng = np.random.default_rng(0)
@@ -88,7 +108,7 @@ def test_many_documents_in_few_buckets() -> None:
         lengths += [int(rng.integers(8, 13)), *rng.integers(12, 28, 16).tolist()]
         parents += [-1, *[root] * 16]
     plan = AttentionPlan(forest(lengths, parents), torch.device("cpu"))
-    buckets = plan.layout(2, None, torch.float32).buckets
+    buckets = plan.layout(2, None, torch.float32, flash=True).buckets
     assert sum(b.documents for b in buckets) == len(lengths)
     assert len(buckets) <= 10
     real = int((plan.keys_S * plan.micro.length_S).sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -150,6 +151,28 @@ def test_a_file_that_cannot_be_written_is_named(tools: Any, tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="was not written"):
         checkpoint.write(tmp_path / "file", 1, make(tools), {})
+
+
+def test_weights_that_cannot_be_written_leave_nothing(tools: Any, tmp_path: Path) -> None:
+    """safetensors has errors of its own, which are no OSError."""
+    trainer = make(tools)
+    checkpoint.write(tmp_path, 1, trainer, {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"step 2 in .* was not written: .*File too large"):
+            checkpoint.write(tmp_path, 2, trainer, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_a_file_of_weights_that_cannot_be_read_is_named(tools: Any, tmp_path: Path) -> None:
+    trainer = make(tools)
+    path = checkpoint.write(tmp_path, 1, trainer, {})
+    (path / "optimizer.safetensors").write_bytes(b"no tensors here")
+    with pytest.raises(CheckpointError, match="cannot be used"):
+        checkpoint.read(path, trainer)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,55 @@ def test_gradient_checkpointing_changes_nothing(tools: Any) -> None:
     assert tools.worst_gap(out[1][1], out[0][1]) < 1e-12
 
 
+def test_gradient_checkpointing_turns_no_dropout_on() -> None:
+    """OPT's layers drop out where they are in training mode, and only there are they computed again."""
+    import transformers as hf
+
+    shape: dict[str, Any] = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "vocab_size": 61}
+    config = hf.OPTConfig(
+        **shape, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64, dropout=0.5
+    )
+    torch.manual_seed(0)
+    model = hf.OPTForCausalLM(config)
+    trainer = Trainer(model, Config(gradient_checkpointing=True), device="cpu")
+    saved: list[int] = []
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    ids, position, layout = _packed_row(trainer, 40)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+        first = trainer.model.forward(ids, position, layout)
+    assert sum(saved) < 40 * 32 * 8  # the layers' inputs, not what is inside them
+    assert torch.equal(first, trainer.model.forward(ids, position, layout))
+    first.sum().backward()
+    again = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    plain = Trainer(copy.deepcopy(model), Config(), device="cpu")
+    hidden = plain.model.forward(ids, position, layout)
+    assert torch.equal(hidden, first)
+    hidden.sum().backward()
+    for name, p in plain.model.module.named_parameters():
+        assert p.grad is None or torch.allclose(p.grad, again[name], atol=1e-5)
+
+
+def _packed_row(trainer: Trainer, tokens: int) -> tuple[Any, Any, Any]:
+    from trivet.trainer.packing import plan
+
+    ids, position = np.random.default_rng(0).integers(2, 61, tokens), np.arange(tokens)
+    grid = plan(
+        ids_T=ids,
+        position_T=position,
+        row_start_R=np.zeros(1, np.int64),
+        row_length_R=np.asarray([tokens]),
+        unit_R=np.zeros(1, np.int64),
+        wanted_T=position > 0,
+        micro_tokens=tokens,
+    )
+    return trainer.model.tokens(grid.micro[0], ids, position)
+
+
 def test_dropout_is_off(tools: Any) -> None:
     model = tools.tiny_model("qwen3", attention_dropout=0.5).train()
     prepared = tools.make_prepared(tools.random_groups())
@@ -262,6 +312,33 @@ def test_models_that_do_more_are_refused(name: str) -> None:
         RuntimeError if name == "Gemma2" else ModelError, match=r"softcap|packed logits differ"
     ):
         Trainer(model, Config(), device="cpu")
+
+
+def test_half_precision_excuses_no_other_computation() -> None:
+    """Position biases change logits by less than bfloat16 may: the proof is in float32 first."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    config = hf.BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4)
+    with pytest.raises(ModelError, match="packed logits differ"):
+        Trainer(hf.BloomForCausalLM(config), Config(dtype="bfloat16"), device="cpu")
+
+
+def test_a_probe_of_one_token_is_refused(tools: Any) -> None:
+    trainer = Trainer(tools.tiny_model(), Config(), device="cpu")
+    with pytest.raises(ValueError, match="at least 2"):
+        trainer.logprobs_of(np.asarray([3]))
+
+
+def test_a_refused_phase_leaves_the_trainer_as_it_was(tools: Any) -> None:
+    trainer = Trainer(tools.tiny_model(), Config(), device="cpu")
+    for config, error in (
+        (Config(frozen=["*"]), PatternError),
+        (Config(frozen=["model.layers.0.*"], schedule="linear"), ValueError),  # no end is known
+    ):
+        with pytest.raises(error):
+            trainer.set(config)
+        assert all(p.requires_grad for p in trainer.model.module.parameters())
 
 
 def test_export_is_a_directory_transformers_and_the_trainer_read(tools: Any, tmp_path: Path) -> None:

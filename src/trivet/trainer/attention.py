@@ -111,11 +111,12 @@ class AttentionPlan:
             [np.arange(micro.start_S[s], micro.start_S[s] + micro.length_S[s]) for s in self.paths[segment]]
         )
 
-    def layout(self, kv_heads: int, window: int | None, dtype: torch.dtype) -> _Layout:
-        key = (kv_heads, window, dtype)
+    def layout(self, kv_heads: int, window: int | None, dtype: torch.dtype, *, flash: bool) -> _Layout:
+        """`flash`: the kernel for long segments may be used (it knows no windows)."""
+        key = (kv_heads, window, dtype, flash)
         if key not in self._layouts:
             every = range(len(self.paths))
-            long = [s for s in every if self.keys_S[s] > LONG] if window is None else []
+            long = [s for s in every if self.keys_S[s] > LONG] if flash and window is None else []
             pieces = [p for s in every if s not in set(long) for p in self._pieces(s)]
             pieces.sort(key=lambda p: (p.keys, p.queries, p.first))
             buckets = [self._bucket(b, kv_heads, window, dtype) for b in _split(pieces)]
@@ -366,13 +367,15 @@ def packed_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if trivet_plan.kind == "segments":
         q, k, v = (t.transpose(1, 2)[0].contiguous() for t in (query, key, value))
-        layout = trivet_plan.layout(k.shape[1], window, q.dtype)
+        # The flash kernel wants values as wide as the queries; those of latent attention are not.
+        layout = trivet_plan.layout(k.shape[1], window, q.dtype, flash=q.shape[-1] == v.shape[-1])
         packed: Any = _Segments.apply(q, k, v, layout, scale)
         return packed.unsqueeze(0), None
     if (
         trivet_plan.flat
         and window is None
         and query.is_cuda
+        and query.shape[-1] == value.shape[-1]
         and query.dtype in (torch.float16, torch.bfloat16)
     ):
         return _varlen(query, key, value, trivet_plan, scale), None

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 if TYPE_CHECKING:
     from trivet.trainer.trainer import Trainer
@@ -65,11 +66,10 @@ def write(directory: Path, step: int, trainer: Trainer, state: Mapping[str, Any]
         partial.rename(final)
         _sync_folder(directory)
         _clear(old)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         _clear(partial)
-        hint = (
-            "the disk is full: free space there, then resume" if error.errno == errno.ENOSPC else str(error)
-        )
+        full = getattr(error, "errno", None) == errno.ENOSPC or f"(os error {errno.ENOSPC})" in str(error)
+        hint = "the disk is full: free space there, then resume" if full else str(error)
         raise CheckpointError(
             f"checkpoint of step {step} in {directory} was not written: {hint}. Earlier checkpoints are "
             f"untouched"
@@ -121,7 +121,7 @@ def read(path: Path, trainer: Trainer) -> dict[str, Any]:
             load_file(path / "model.safetensors"), load_file(path / "optimizer.safetensors"), facts["trainer"]
         )
         _set_random_state(load_file(path / "random.safetensors"))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be used: {error}") from error
     return dict(facts["state"])
 

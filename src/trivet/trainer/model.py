@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from trivet.trainer import attention, fast
 from trivet.trainer.attention import AttentionPlan
@@ -82,9 +83,21 @@ class PackedModel:
         config = self.module.config.get_text_config()
         return int(getattr(config, "max_position_embeddings", None) or 1 << 31)
 
-    def forward(self, ids_P: torch.Tensor, position_P: torch.Tensor, layout: AttentionPlan) -> torch.Tensor:
-        """Last hidden states (_P, hidden), after the final norm."""
-        half = self.compute != torch.float32 and self.head.dtype != torch.float64
+    @property
+    def half(self) -> bool:
+        """Layers are computed in half precision."""
+        return self.compute != torch.float32 and self.head.dtype != torch.float64
+
+    def forward(
+        self,
+        ids_P: torch.Tensor,
+        position_P: torch.Tensor,
+        layout: AttentionPlan,
+        *,
+        half: bool | None = None,
+    ) -> torch.Tensor:
+        """Last hidden states (_P, hidden), after the final norm. `half`: default as the model is set."""
+        half = self.half if half is None else half
         with torch.autocast(self.device.type, self.compute) if half else nullcontext():
             rows = fast.embed(self.module.get_input_embeddings(), ids_P)
             out = self.body(
@@ -116,10 +129,14 @@ class PackedModel:
         if not layers:
             raise ModelError(f"{type(self.module).__name__} has no layers that transformers can recompute")
         for layer in layers:
+            cast(Any, layer)._gradient_checkpointing_func = _Again(layer)
             layer.training = True
 
     def _prove(self) -> None:
-        """Packed rows that share and rows side by side give the logits of the model's own forward."""
+        """Packed rows that share and rows side by side give the logits of the model's own forward.
+
+        In float32 first, whatever the training's precision: bfloat16's bound is too wide to tell.
+        """
         vocabulary = len(self.head.weight)
         ids = np.random.default_rng(0).integers(0, vocabulary, 24)
         rows = [ids[:9], np.r_[ids[:5], ids[9:14]], np.r_[ids[:7], ids[14:17]], ids[17:24]]
@@ -127,33 +144,42 @@ class PackedModel:
         self.module.set_attn_implementation(attention.NAME)
         start = np.cumsum([0, *map(len, rows)])
         flat, position = np.concatenate(rows), np.concatenate([np.arange(len(r)) for r in rows])
-        wanted = position > 0
+        expected = torch.cat([logits_T[:-1] for logits_T in own])
+        for half in (False, True) if self.half else (False,):
+            for share in (True, False):
+                logits = self._packed_logits(flat, position, start, half, share)
+                gap = float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+                if not gap < (0.1 if half else 1e-3):
+                    raise self._differs(gap)
+
+    def _differs(self, gap: float) -> ModelError:
+        return ModelError(
+            f"{type(self.module).__name__}: packed logits differ from the model's own by {gap:.1e} "
+            f"(relative): its layers or its head do more than packed training computes (soft-capped or "
+            f"scaled logits, position biases, attention sinks, recurrent layers); train a model without "
+            f"them"
+        )
+
+    @torch.no_grad()
+    def _packed_logits(
+        self, flat: np.ndarray, position: np.ndarray, start: np.ndarray, half: bool, share: bool
+    ) -> torch.Tensor:
+        """Logits (_N, _V) float64 that predict tokens 1.. of each row; rows begin at `start` (_R + 1,)."""
         grid = plan(
             ids_T=flat,
             position_T=position,
             row_start_R=start[:-1],
             row_length_R=np.diff(start),
-            unit_R=np.zeros(len(rows), np.int64),
-            wanted_T=wanted,
+            unit_R=np.zeros(len(start) - 1, np.int64),
+            wanted_T=position > 0,
             micro_tokens=len(flat),
+            share_prefix=share,
         )
         (micro,) = grid.micro
-        with torch.no_grad():
-            hidden = self.forward(*self.tokens(micro, flat, position))[
-                torch.from_numpy(micro.source_N).to(self.device)
-            ]
-            weight, bias = self.head.weight, self.head.bias
-            logits = nn.functional.linear(hidden.to(weight.dtype), weight, bias).double().cpu()
-        expected = torch.cat([logits_T[:-1] for logits_T in own])
-        gap = float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
-        limit = 1e-3 if self.compute == torch.float32 else 0.1
-        if not gap < limit:
-            raise ModelError(
-                f"{type(self.module).__name__}: packed logits differ from the model's own by {gap:.1e} "
-                f"(relative): its layers or its head do more than packed training computes (soft-capped or "
-                f"scaled logits, position biases, attention sinks, recurrent layers); train a model without "
-                f"them"
-            )
+        hidden = self.forward(*self.tokens(micro, flat, position), half=half)
+        picked = hidden[torch.from_numpy(micro.source_N).to(self.device)]
+        weight, bias = self.head.weight, self.head.bias
+        return nn.functional.linear(picked.to(weight.dtype), weight, bias).double().cpu()
 
     @torch.no_grad()
     def _own_logits(self, rows: list[np.ndarray]) -> list[torch.Tensor]:
@@ -188,6 +214,23 @@ class PackedModel:
         if directory.exists():
             shutil.rmtree(directory)
         partial.rename(directory)
+
+
+class _Again:
+    """Computes a layer now and again in the backward pass, with its dropout off both times."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        return checkpoint(self._plain, function, *args, use_reentrant=False)
+
+    def _plain(self, function: Callable[..., Any], *args: Any) -> Any:
+        self.layer.training = False
+        try:
+            return function(*args)
+        finally:
+            self.layer.training = True
 
 
 @contextmanager

@@ -44,15 +44,18 @@ def select(module: nn.Module, trainable: Iterable[str], frozen: Iterable[str]) -
                     f"trainer.{kind}: {pattern!r} matches no parameter; the nearest of {len(every)} names "
                     f"are {', '.join(near)}"
                 )
-    parameters = dict(module.named_parameters())
+    moving: set[str] = set()
     for name, group in names.items():
         on = not wanted or any(fnmatchcase(alias, p) for alias in group for p in wanted)
         off = any(fnmatchcase(alias, p) for alias in group for p in kept)
-        parameters[name].requires_grad_(on and not off)
-        if not (on and not off):
-            parameters[name].grad = None
-    if not any(p.requires_grad for p in parameters.values()):
+        if on and not off:
+            moving.add(name)
+    if not moving:
         raise PatternError(f"trainer.trainable {wanted} and trainer.frozen {kept} leave nothing to train")
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in moving)
+        if name not in moving:
+            parameter.grad = None
 
 
 def adamw(module: nn.Module, config: Config) -> torch.optim.AdamW:

@@ -88,9 +88,9 @@ class Trainer:
         ]
         if fixed:
             raise ValueError(f"trainer.{fixed[0]} cannot change within a stage: start another stage")
+        optim.learning_rate(config, config.warmup_steps, self.total_steps)
         if (config.trainable, config.frozen) != (self.config.trainable, self.config.frozen):
             optim.select(self.model.module, config.trainable, config.frozen)
-        optim.learning_rate(config, config.warmup_steps, self.total_steps)
         optim.configure(self.optimiser, config)
         self.model.head.set_chunk(config.head_chunk)
         self.config = config
@@ -135,6 +135,8 @@ class Trainer:
                 source = copy.deepcopy(source)
             module, _ = load(source, self.device)
             module.requires_grad_(False)
+            for parameter in module.parameters():
+                parameter.grad = None  # copied along
             self._reference = PackedModel(module, dtype=self.config.dtype, chunk=self.config.head_chunk)
         return self._reference
 
@@ -323,6 +325,8 @@ class Trainer:
         """Log-probabilities (_T - 1,) of ids[1:] at temperature 1: the probe of a weight sync."""
         ids_T = np.asarray(ids)
         n = len(ids_T)
+        if n < 2:
+            raise ValueError(f"a probe needs at least 2 ids, got {n}: nothing predicts the first one")
         grid = plan(
             ids_T=ids_T,
             position_T=np.arange(n),
