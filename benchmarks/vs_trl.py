@@ -24,8 +24,9 @@ tokens: each arm's seconds a sampled token and seconds a trained token, times TR
 `--until-reward R`: wall-clock seconds from the start of the process (imports and loading included) to the
 end of the first step whose batch's mean reward, averaged with those of the two steps before it, is at least
 R; TRL and trivet with shared prompts in turns, round r with seed `--seed` + r, capped at `--cap-steps` and
-`--cap-minutes` a process. The reward is brevity: 0.5 ^ (words / 12), 0 without a word. It is learnt in a few
-tens of steps, which is all it is for: it says nothing about the answers' worth.
+`--cap-minutes` a process. The reward is brevity, 0.5 ^ (words / 12), 0 without a word, and every
+question ends with "Answer in one short sentence.": quickly learnt, which is all it is for; it says nothing
+about the answers' worth.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from vs_trl_arms import read_steps, run_side
-from vs_trl_task import QUESTIONS, REWARDS
+from vs_trl_task import QUESTIONS, REWARDS, prompts
 
 PASSED = ("model", "prompts", "group", "tokens", "lr", "micro_tokens", "threads", "reward")
 WINDOW = 3
@@ -122,8 +123,9 @@ def run_steps(args: argparse.Namespace) -> dict[str, Any]:
     from trivet.types import Message
 
     renderer = get_renderer(load_tokenizer(args.model))
-    asked = [renderer.render([Message("user", q)], generate=True) for q in QUESTIONS[: args.prompts]]
-    prompt_tokens = args.group * sum(len(rendered.ids_T) for rendered in asked)
+    texts = prompts(args.reward, args.prompts)
+    lengths = [len(renderer.render([Message("user", text)], generate=True).ids_T) for text in texts]
+    prompt_tokens = args.group * sum(lengths)
     sides = ("trl", "rows", "shared")
     steps: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     peak_gb = dict.fromkeys(sides, 0.0)

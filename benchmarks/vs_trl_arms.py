@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vs_trl_task import QUESTIONS, REWARDS
+from vs_trl_task import REWARDS, prompts
 
 
 def chat(question: str) -> list[dict[str, str]]:
@@ -84,7 +84,7 @@ def run_trl(args: argparse.Namespace, folder: Path) -> None:
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": state.global_step, "time": time.time(), **line}) + "\n")
 
-    data = Dataset.from_list([{"prompt": chat(q)} for q in QUESTIONS[: args.prompts]])
+    data = Dataset.from_list([{"prompt": chat(text)} for text in prompts(args.reward, args.prompts)])
     trainer = Timed(
         model=str(args.model),
         reward_funcs=reward,
@@ -127,7 +127,7 @@ def run_trivet(args: argparse.Namespace, folder: Path, share: bool) -> None:
     from trivet.recipe import load_recipe
     from trivet.runtime import run_recipe
 
-    lines = [json.dumps({"prompt": question}) + "\n" for question in QUESTIONS[: args.prompts]]
+    lines = [json.dumps({"prompt": text}) + "\n" for text in prompts(args.reward, args.prompts)]
     (folder / "questions.jsonl").write_text("".join(lines))
     path = folder / "versus.yaml"
     path.write_text(yaml.safe_dump(recipe(args, folder, share)))

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from vs_trl_arms import chat, trl_config
-from vs_trl_task import QUESTIONS
+from vs_trl_task import prompts
 
 from trivet.algorithms import resolve
 from trivet.algorithms.base import PreparedBatch
@@ -73,7 +73,7 @@ def trl_trainer(args: argparse.Namespace, folder: Path, rewards: list[float]) ->
     def reward(completions: list[Any], **_: Any) -> list[float]:
         return rewards
 
-    data = Dataset.from_list([{"prompt": chat(q)} for q in QUESTIONS[: args.prompts]])
+    data = Dataset.from_list([{"prompt": chat(text)} for text in prompts(args.reward, args.prompts)])
     trainer = Ragged(
         model=str(args.model), reward_funcs=reward, args=trl_config(args, folder), train_dataset=data
     )
@@ -94,16 +94,16 @@ def groups_of(
     Raises ValueError when the two sides put a question into different prompt tokens.
     """
     renderer = get_renderer(load_tokenizer(args.model))
-    prompts = unpadded(given["prompt_ids"], given["prompt_mask"])
+    asked = unpadded(given["prompt_ids"], given["prompt_mask"])
     answers = unpadded(given["completion_ids"], given["completion_mask"])
     groups = []
-    for g, question in enumerate(QUESTIONS[: args.prompts]):
+    for g, question in enumerate(prompts(args.reward, args.prompts)):
         message, rollouts = Message("user", question), []
         ids = renderer.render([message], generate=True).ids_T.tolist()
         for attempt in range(args.group):
             row = g * args.group + attempt
-            if prompts[row] != ids:
-                raise ValueError(f"prompt tokens differ for {question!r}: TRL {prompts[row]}, trivet {ids}")
+            if asked[row] != ids:
+                raise ValueError(f"prompt tokens differ for {question!r}: TRL {asked[row]}, trivet {ids}")
             trace, answer = Trace(), answers[row]
             trace.add_sampled(trace.add(-1, ids), answer, old[row, : len(answer)].tolist(), 0)
             score, end = Scored(rewards[row]), Termination.FINISHED
@@ -179,13 +179,13 @@ def compare_advantages(given: dict[str, Any], ours_N: np.ndarray, rewards: list[
 
 
 def run_parity(args: argparse.Namespace) -> dict[str, Any]:
-    """All loss types, on- and off-policy; what `show_parity` prints."""
+    """All loss types, on- and off-policy, each printed as it is done."""
     torch.set_num_threads(args.threads)
     draw = random.Random(args.seed)
     rewards = [draw.random() for _ in range(args.prompts * args.group)]
     with tempfile.TemporaryDirectory() as folder:
         theirs = trl_trainer(args, Path(folder), rewards)
-    batch = [{"prompt": chat(q)} for q in QUESTIONS[: args.prompts] for _ in range(args.group)]
+    batch = [{"prompt": chat(t)} for t in prompts(args.reward, args.prompts) for _ in range(args.group)]
     given = theirs._generate_and_score_completions(batch)
     mask = given["completion_mask"]
     with torch.no_grad():
@@ -201,6 +201,7 @@ def run_parity(args: argparse.Namespace) -> dict[str, Any]:
     cases: list[dict[str, Any]] = []
     report: dict[str, Any] = {"cases": cases, "completion_tokens": mask.sum(1).tolist()}
     report["padding_row"] = padding_row(theirs, given)
+    show_inputs(report)
     for kind, aggregation in aggregations(args.tokens).items():
         for policy, proximal in (("on", "recompute"), ("off", "behaviour")):
             options = {"aggregation": aggregation, "clip": 0.2, "tis": None, "proximal": proximal}
@@ -211,6 +212,7 @@ def run_parity(args: argparse.Namespace) -> dict[str, Any]:
             if policy == "off":
                 inputs["old_per_token_logps"] = old
             cases += _case(theirs, ours, inputs, prepared, {"loss_type": kind, "policy": policy})
+            show_cases(cases[-2:])
     return report
 
 
@@ -229,20 +231,21 @@ def _case(
     return out
 
 
-def show_parity(report: dict[str, Any]) -> None:
+HEADS = (
+    *("loss type", "policy", "trivet", "TRL loss", "loss", "rel. diff", "TRL clip", "clip"),
+    *("TRL |grad|", "|grad|", "rel. diff", "worst tensor"),
+)
+
+
+def show_inputs(report: dict[str, Any]) -> None:
     lengths = report["completion_tokens"]
     print(f"{len(lengths)} completions of {min(lengths)}..{max(lengths)} tokens, {sum(lengths)} in all")
-    print(
-        f"advantages: largest difference {report['advantage_difference']:.1e} (TRL adds {TRL_EPSILON} to the "
-        f"standard deviation); with that allowed for {report['advantage_difference_with_epsilon']:.1e}"
-    )
-    print(
-        f"the padding token's row as an input: {report['padding_row']:.1e} of the gradient, which TRL drops"
-    )
-    heads = ("loss type", "policy", "trivet", "TRL loss", "loss", "rel. diff", "TRL clip", "clip")
-    heads += ("TRL |grad|", "|grad|", "rel. diff", "worst tensor")
-    print("".join(f"{head:>13}" for head in heads))
-    for c in report["cases"]:
+    print(f"the padding token's row as an input: {report['padding_row']:.1e} of the gradient; TRL drops it")
+    print("".join(f"{head:>13}" for head in HEADS), flush=True)
+
+
+def show_cases(cases: list[dict[str, Any]]) -> None:
+    for c in cases:
         # A loss that is 0 by construction has no relative difference.
         scale = max(abs(c["trl_loss"]), abs(c["loss"]))
         relative = f"{c['loss_difference'] / scale:.1e}" if scale > 1e-6 else "-"
@@ -250,4 +253,14 @@ def show_parity(report: dict[str, Any]) -> None:
         cells += [f"{c[k]:.4f}" for k in ("trl_clipped", "clipped")]
         cells += [f"{c[k]:.6f}" for k in ("trl_gradient_norm", "gradient_norm")]
         cells += [f"{c[k]:.1e}" for k in ("gradient_difference", "worst_gradient_difference")]
-        print("".join(f"{cell:>13}" for cell in cells))
+        print("".join(f"{cell:>13}" for cell in cells), flush=True)
+
+
+def show_parity(report: dict[str, Any]) -> None:
+    """What is left to say when all cases have been printed."""
+    print(
+        f"advantages: largest difference {report['advantage_difference']:.1e} (TRL adds {TRL_EPSILON} to the "
+        f"standard deviation); with that allowed for {report['advantage_difference_with_epsilon']:.1e}"
+    )
+    for name in ("gradient_difference", "worst_gradient_difference"):
+        print(f"largest {name.replace('_', ' ')}: {max(c[name] for c in report['cases']):.1e}")

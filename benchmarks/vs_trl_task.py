@@ -29,6 +29,13 @@ def brief(text: str) -> float:
 
 
 REWARDS = {"lower": lower, "brief": brief}
+REQUESTS = {"lower": "", "brief": " Answer in one short sentence."}
+"""What a question ends with: some answers must be what the reward asks for before that can be learnt."""
+
+
+def prompts(reward: str, count: int) -> list[str]:
+    """The first `count` questions, each with what the reward asks for."""
+    return [question + REQUESTS[reward] for question in QUESTIONS[:count]]
 
 
 def lower_of(task: Any, text: str) -> float:
