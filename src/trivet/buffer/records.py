@@ -33,17 +33,7 @@ from trivet.types import (
     reward_to_dict,
 )
 
-_COLUMNS_OF_HEADER = (
-    "task",
-    "reward",
-    "messages",
-    "termination",
-    "attempt",
-    "group",
-    "player",
-    "role",
-    "source",
-)
+_HEADER = ("episode", "preference", "counters", "timings", "id")  # what has no column of its own
 _CHUNK = 500  # keys in one IN list: below every database's limit on bound values
 
 
@@ -125,9 +115,6 @@ def _task_hash(task: Task, known: dict[str, str], seen: dict[int, str]) -> str:
 
 
 def _rollout_row(rollout: Rollout, task: str, position: int, stage: str, now: float) -> dict[str, Any]:
-    header = rollout.header()
-    for name in _COLUMNS_OF_HEADER:
-        del header[name]
     trace = rollout.trace
     known = trace.column("version")[trace.column("sampled") & (trace.column("version") >= 0)]
     return {
@@ -148,7 +135,7 @@ def _rollout_row(rollout: Rollout, task: str, position: int, stage: str, now: fl
         "max_version": int(known.max()) if len(known) else None,
         "created": now,
         "messages": to_json([m.to_dict() for m in rollout.messages]),
-        "header": to_json(header),
+        "header": to_json({name: getattr(rollout, name) for name in _HEADER}),
         "trace": trace.to_bytes(),
     }
 
