@@ -345,6 +345,48 @@ def test_output_takes_the_name_only(write: Write) -> None:
     assert "letters" in messages(write("name: ../x\n" + STAGE))[0]
 
 
+@pytest.mark.parametrize("name", ["a/b", "a@b", "", " "])
+def test_taskset_names_are_parts_of_metric_names(write: Write, name: str) -> None:
+    text = f"stages: [{{name: rl, steps: 1, tasks: [{{source: a.jsonl, name: '{name}'}}]}}]"
+    with pytest.raises(RecipeError, match=r"stages.0.tasks.0.name must be text without / and @"):
+        load_recipe(write(text))
+
+
+def test_a_bench_stage_takes_no_default_tasks(write: Write) -> None:
+    text = """
+    tasks: [{source: a.jsonl}]
+    stages:
+      - {name: rl, steps: 1}
+      - {name: compare, mode: bench, eval: {tasks: [{source: b.jsonl}]}}
+    """
+    recipe = load_recipe(write(text))
+    assert [len(stage.tasks) for stage in recipe.stages] == [1, 0]
+
+
+def test_keys_that_nothing_read_are_gone(write: Write) -> None:
+    for text in (
+        "models: {judge: {model: a}}",
+        "runtime: {verifier_workers: 3}",
+        "buffer: {requeue: [surplus]}",
+    ):
+        with pytest.raises(RecipeError):
+            load_recipe(write(f"{text}\nstages: [{{name: rl, steps: 1}}]"))
+
+
+def test_numbers_of_thousands_of_digits(write: Write) -> None:
+    with pytest.raises(RecipeError, match="Exceeds the limit"):
+        load_recipe(write(f"seed: {'9' * 5000}\nstages: [{{name: rl, steps: 1}}]"))
+    with pytest.raises(RecipeError, match="has no item '²'"):
+        load_recipe(write("stages: [{name: rl, steps: 1}]"), ["stages.².steps=2"])
+
+
+def test_a_home_folder_is_filled_in(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = "output: ~/runs\npolicy: {model: ~/models/m}\nstages: [{name: rl, steps: 1}]"
+    recipe = load_recipe(write(text))
+    assert (recipe.output, recipe.policy.model) == ("/home/me/runs", "/home/me/models/m")
+
+
 def test_sections_by_themselves() -> None:
     assert load_section(TinyModel, {"hidden": 8}, ["layers=3"]).layers == 3
     with pytest.raises(RecipeError, match="did you mean `hidden`"):

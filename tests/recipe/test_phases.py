@@ -16,7 +16,7 @@ stages:
     trainer: {lr: 1e-3}
     phases:
       - {from: 50, set: {trainer.lr: 3e-4, sampling.max_tokens: 32}}
-      - {from: 20, set: {trainer.lr: 5e-4, algorithm.clip: 0.1}}
+      - {from: 20, set: {trainer.lr: 5e-4, batch.prompts: 3}}
 """
 
 
@@ -31,16 +31,16 @@ def test_later_phases_lie_on_top(tmp_path: Path) -> None:
     assert stage.at(1) is stage
     assert stage.at(19) is stage
     at20, at50 = stage.at(20), stage.at(50)
-    assert (at20.trainer.lr, at20.algorithm, at20.sampling.max_tokens) == (
+    assert (at20.trainer.lr, at20.batch.prompts, at20.sampling.max_tokens) == (
         5e-4,
-        {"kind": "grpo", "clip": 0.1},
+        3,
         stage.sampling.max_tokens,
     )
     assert (at50.trainer.lr, at50.sampling.max_tokens) == (3e-4, 32)
-    assert at50.algorithm == {"kind": "grpo", "clip": 0.1}
+    assert at50.batch.prompts == 3
     assert stage.at(1000) == at50
     assert at50.phases == []
-    assert (stage.trainer.lr, stage.algorithm) == (1e-3, "grpo")  # untouched
+    assert (stage.trainer.lr, stage.batch.prompts) == (1e-3, 32)  # untouched
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,17 @@ def test_later_phases_lie_on_top(tmp_path: Path) -> None:
         ("{steps: 5}", r"r.yaml:6: stages.0.phases.0.set: a phase cannot set 'steps'"),
         ("{mode: train}", "cannot set 'mode'"),
         ("{trainer..lr: 1}", "not a dotted path"),
-        ("{tasks.3.limit: 1}", "no item '3'"),
+        ("{sampling.stop.3: x}", "no item '3'"),
+        # What is read once, when the stage is put together: a phase would change nothing.
+        ("{algorithm.clip: 0.1}", "a phase cannot set 'algorithm.clip': it belongs to the whole stage"),
+        ("{algorithm: ppo}", "cannot set 'algorithm'"),
+        ("{tasks.0.limit: 1}", "cannot set 'tasks.0.limit'"),
+        ("{engine.slots: 4}", "cannot set 'engine.slots'"),
+        ("{eval.every: 4}", "cannot set 'eval.every'"),
+        ("{checkpoints.every: 4}", "cannot set 'checkpoints.every'"),
+        ("{batch.micro_tokens: 99}", "cannot set 'batch.micro_tokens'"),
+        ("{trainer.dtype: bfloat16}", "cannot set 'trainer.dtype'"),
+        ("{trainer: {lr: 1}}", "cannot set 'trainer' as a whole: name the keys"),
         ("{}", "must not be empty"),
     ],
 )

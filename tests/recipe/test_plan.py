@@ -271,6 +271,13 @@ HELD = {"tasks": [{"source": "x.jsonl"}]}
             "taskset 'y'; eval.tasks has x",
         ),
         ({**RL, "eval": HELD, "until": {"metric": "eval/x/pass@2", "above": 1}}, "computes pass@1"),
+        ({**RL, "eval": HELD, "until": {"metric": "eval/x/pass@2/low", "above": 1}}, "computes pass@1"),
+        (
+            {**RL, "eval": HELD, "until": {"metric": "eval/x/rewrad", "above": 1}},
+            "wants rewrad, which no evaluation gives; did you mean `reward`",
+        ),
+        ({**RL, "max_length": 99}, "max_length is for supervised stages"),
+        ({"mode": "bench", "eval": HELD, "steps": 3}, "a bench stage has no steps: take out steps"),
         (
             {"tasks": TASKS, "max_seconds": 9, "trainer": {"schedule": "cosine"}},
             "schedule cosine must know how many steps",
@@ -289,6 +296,19 @@ def test_refusals(stage: dict[str, Any], message: str) -> None:
     assert problem.startswith("stages.s0: ")
     with pytest.raises(RecipeError, match=message):
         planned(recipe_of(stage)).check()
+
+
+def test_stop_rules_that_are_fine() -> None:
+    for metric in ("reward", "length", "pass@1", "pass@1/low", "pass@1/high", "truncated", "unscored"):
+        rule = {"metric": f"eval/x/{metric}", "above": 0.5}
+        assert refused({**RL, "eval": HELD, "until": rule}) == []
+
+
+def test_a_lease_outlives_a_step() -> None:
+    """Or a slow step loses its own prompts and batch: the ledger takes back what ran out."""
+    [problem] = refused(RL, buffer={"lease_s": 600}, runtime={"step_timeout_s": 3600})
+    assert "buffer.lease_s 600 is below runtime.step_timeout_s 3600" in problem
+    assert refused(RL, buffer={"lease_s": 7200}, runtime={"step_timeout_s": 7200}) == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trivet.recipe import RecipeError, dump_recipe, load_recipe, redact, resolve_secrets
+from trivet.recipe.secret import expand, refuse_password
 
 STAGE = (
     "stages: [{name: rl, steps: 1, tasks: [{source: '${DATA_DIR}/x.jsonl', template: '${x}$ {prompt}'}]}]\n"
@@ -62,3 +63,20 @@ def test_redaction() -> None:
     text = "postgresql://me:hunter2@host/db with abcdef123 in /home/me, about"
     assert redact(text, environment) == "postgresql://me:***@host/db with *** in /home/me, about"
     assert redact("sqlite:///runs/x.db at 10:30", {}) == "sqlite:///runs/x.db at 10:30"
+
+
+def test_secrets_are_found_whatever_their_shape(tmp_path: Path) -> None:
+    for args in ("{api_key: 123456}", "{a: [[{password: x}]]}", "{a: {b: [{secret: y}]}}"):
+        path = tmp_path / "r.yaml"
+        path.write_text(f"stages: [{{name: rl, steps: 1, tasks: [{{source: a.jsonl, env_args: {args}}}]}}]")
+        with pytest.raises(RecipeError, match="looks like a secret"):
+            load_recipe(path)
+    assert redact("at postgresql://me:pa/ss@host/db") == "at postgresql://me:***@host/db"
+    with pytest.raises(ValueError, match="holds a password"):
+        refuse_password("postgresql://me:pa/ss@host/db")
+
+
+def test_a_tokenizer_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZER_DIR", "/data/t")
+    assert expand("${TOKENIZER_DIR}/x") == "/data/t/x"
+    assert redact("in /data/t", {"TOKENIZERS_DIR": "/data/t"}) == "in /data/t"

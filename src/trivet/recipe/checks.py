@@ -47,6 +47,10 @@ HOW_TO_PROVIDE = {
 }
 
 
+_ENDS = ("steps", "epochs", "max_seconds", "until", "phases")
+_EVAL_METRICS = ("reward", "length", "truncated", "unscored")
+
+
 def provided(stage: Stage) -> dict[str, str]:
     """What this version's engine and trainer provide in a stage: need -> who provides it."""
     found = {"proximal_logp": "trainer", "ref_logp": "trainer"}
@@ -63,7 +67,7 @@ def check_recipe(
     shape: ModelShape | None,
 ) -> list[str]:
     """All refusals, in the recipe's order. Empty: the recipe can be run."""
-    problems = list(_policy(recipe))
+    problems = [*_policy(recipe), *_lease(recipe)]
     for stage in recipe.stages:
         variants = [stage, *(stage.at(phase.from_step) for phase in stage.phases)]
         found: dict[str, None] = {}
@@ -92,6 +96,15 @@ def _policy(recipe: Recipe) -> Iterator[str]:
         yield "policy.model: the alphabet is empty; list the characters the model shall know"
 
 
+def _lease(recipe: Recipe) -> Iterator[str]:
+    lease, step = recipe.buffer.lease_s, recipe.runtime.step_timeout_s
+    if lease < step and any(stage.mode != "bench" for stage in recipe.stages):
+        yield (
+            f"buffer.lease_s {lease:g} is below runtime.step_timeout_s {step:g}: a slow step would lose its "
+            f"own prompts and batch, which the ledger takes back; set buffer.lease_s to {step:g} or more"
+        )
+
+
 def _stage(stage: Stage, tasks: int | None, shape: ModelShape | None) -> Iterator[str]:
     yield from _taskset(stage, tasks)
     yield from _eval(stage)
@@ -102,6 +115,8 @@ def _stage(stage: Stage, tasks: int | None, shape: ModelShape | None) -> Iterato
         return
     yield from _batch(stage)
     yield from _ending(stage)
+    if stage.max_length is not None and stage.mode != "train":
+        yield "max_length is for supervised stages; sampling.max_tokens bounds what is sampled"
     if stage.mode == "both":
         yield from _sampling(stage)
     if limit and stage.mode == "both" and stage.sampling.max_tokens >= limit:
@@ -117,6 +132,9 @@ def _taskset(stage: Stage, tasks: int | None) -> Iterator[str]:
             yield "a bench stage plays eval.tasks, and there are none"
         if stage.tasks:
             yield "a bench stage plays eval.tasks; move what is under tasks there"
+        ends = [key for key in _ENDS if getattr(stage, key)]
+        if ends:
+            yield f"a bench stage has no steps: take out {', '.join(ends)}"
     elif not stage.tasks:
         yield "there is nothing to train on; give it tasks"
     elif tasks == 0:
@@ -168,6 +186,12 @@ def _sampling(stage: Stage) -> Iterator[str]:
             "vocabulary, or log-probabilities of sampler and trainer differ. Only temperature > 0 may be set "
             "here; the others belong under eval.sampling"
         )
+    if stage.eval.tasks and stage.eval.every % sync.interval:
+        yield (
+            f"eval.every {stage.eval.every} is not a multiple of sync.interval {sync.interval}: an "
+            "evaluation brings the newest weights to the engine, and what is sampled next would not come "
+            "from those of the schedule"
+        )
     if sync.offset > 0:
         lags = ", ".join(str(lag(step, sync.interval, sync.offset)) for step in range(1, 5))
         yield (
@@ -199,12 +223,16 @@ def _until(until: Until, config: Eval) -> Iterator[str]:
         example = f"eval/{labels[0] if labels else 'TASKSET'}/pass@1"
         yield f"until.metric {until.metric!r} must be eval/TASKSET/METRIC, e.g. {example}"
         return
-    name, metric = "/".join(parts[1:-1]), parts[-1]
+    name, metric, kind = parts[1], "/".join(parts[2:]), parts[2]
     if name not in labels:
         has = ", ".join(labels) or "none"
         yield f"until.metric names the taskset {name!r}; eval.tasks has {has}{nearest(name, labels)}"
-    if metric.startswith("pass@") and metric.removeprefix("pass@") not in map(str, config.k):
-        yield f"until.metric wants {metric}; eval.k computes {', '.join(f'pass@{k}' for k in config.k)}"
+    passes = [f"pass@{k}" for k in config.k]
+    known = [*_EVAL_METRICS, *passes, *(f"{one}/{side}" for one in passes for side in ("low", "high"))]
+    if kind.startswith("pass@") and kind not in passes:
+        yield f"until.metric wants {metric}; eval.k computes {', '.join(passes)}"
+    elif metric not in known:
+        yield f"until.metric wants {metric}, which no evaluation gives{nearest(metric, known)}"
 
 
 def _algorithm(stage: Stage, algorithm: AlgorithmLike, has: Mapping[str, str]) -> Iterator[str]:

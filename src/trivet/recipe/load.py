@@ -139,6 +139,8 @@ def _fold_defaults(data: YamlMap, problems: list[Problem]) -> YamlMap:
         for index, stage in enumerate(stages):
             if isinstance(stage, YamlMap):
                 stages[index] = merge(defaults, stage)
+                if stage.get("mode") == "bench" and "tasks" not in stage:  # it trains on nothing
+                    stages[index].pop("tasks", None)
     return defaults
 
 

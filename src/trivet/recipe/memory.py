@@ -69,7 +69,7 @@ class ModelShape:
                 qk_norm=kind.startswith("qwen3"),
                 attention_bias=bool(config.get("attention_bias", kind.startswith("qwen2"))),
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):
             return None
 
     @classmethod

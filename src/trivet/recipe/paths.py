@@ -23,7 +23,7 @@ def item_index(items: Sequence[Any], part: str, where: str) -> int:
     names = [item.get("name") if isinstance(item, dict) else None for item in items]
     if part in names:
         return names.index(part)
-    if part.isdigit() and int(part) < len(items):
+    if part.isdecimal() and int(part) < len(items):
         return int(part)
     known = [str(name) for name in names if name is not None] or [str(i) for i in range(len(items))]
     raise PathError(f"{where} has no item {part!r}; it has {', '.join(known) or 'none'}")

@@ -71,14 +71,6 @@ class Policy(Section):
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of the weights that sample")
 
 
-class AuxModel(Section):
-    """A model that helps (judge, reference, teacher); named under `models:`."""
-
-    model: Location = Field(description="directory or hub name")
-    revision: str | None = Field(default=None, description="of a hub name")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of its weights")
-
-
 class Engine(Section):
     """Who samples."""
 
@@ -130,6 +122,13 @@ class Tasks(Section):
     skip: int = Field(default=0, ge=0, description="tasks left out at the start")
     shuffle: bool = Field(default=True, description="by the recipe's seed, after skip and limit")
     licence: str = Field(default="", description="of the data, kept with every task")
+
+    @field_validator("name")
+    @classmethod
+    def _part_of_a_metric(cls, name: str | None) -> str | None:
+        if name is not None and (not name.strip() or set("/@") & set(name)):
+            raise ValueError(f"must be text without / and @, not {name!r}: it is part of metric names")
+        return name
 
     @property
     def label(self) -> str:
@@ -274,7 +273,6 @@ class Runtime(Section):
     placement: Literal["colocated"] = Field(
         default="colocated", description="engine and trainer share the device, in turn"
     )
-    verifier_workers: PositiveInt = Field(default=2, description="processes that score answers")
     step_timeout_s: float = Field(
         default=3600.0, gt=0, description="deadline of one step; then stacks are dumped"
     )
@@ -301,8 +299,8 @@ class Buffer(Section):
         default=True,
         description="keep the tokens of what was trained; false: free what the oldest kept checkpoint covers",
     )
-    requeue: list[Literal["surplus", "failed"]] = Field(
-        default_factory=lambda: ["surplus", "failed"],
+    requeue: list[Literal["failed"]] = Field(
+        default_factory=lambda: ["failed"],
         description="which prompts that came to nothing are played once more",
     )
 
@@ -318,7 +316,21 @@ class Weights(Section):
     )
 
 
-FIXED_IN_PHASES = ("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length")
+FIXED_IN_PHASES = (
+    *("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length"),
+    # Read once, when the stage is put together:
+    *("algorithm", "tasks", "engine", "checkpoints", "eval", "batch.micro_tokens", "explorer.concurrency"),
+    *("trainer.dtype", "trainer.gradient_checkpointing"),
+)
+
+
+def _check_phase_key(key: str) -> None:
+    """Raises ValueError where a phase would change what belongs to the whole stage."""
+    for fixed in FIXED_IN_PHASES:
+        if f"{key}.".startswith(f"{fixed}."):
+            raise ValueError(f"a phase cannot set {key!r}: it belongs to the whole stage")
+        if fixed.startswith(f"{key}."):
+            raise ValueError(f"a phase cannot set {key!r} as a whole: name the keys, e.g. {key}.KEY")
 
 
 class Stage(Section):
@@ -385,8 +397,7 @@ class Stage(Section):
         for phase in sorted(reached, key=lambda phase: phase.from_step):
             for key, value in phase.set.items():
                 path = split_path(key)
-                if path[0] in FIXED_IN_PHASES:
-                    raise ValueError(f"a phase cannot set {path[0]!r}: it belongs to the whole stage")
+                _check_phase_key(".".join(path))
                 override(data, path, value)
         return data
 
@@ -398,7 +409,6 @@ class Recipe(Section):
     seed: int = Field(default=0, description="everything random follows from it")
     output: Location = Field(default="runs/{name}", description="run folder; {name} is filled in")
     policy: Policy = Field(default_factory=Policy, description="the model that is trained")
-    models: dict[str, AuxModel] = Field(default_factory=dict, description="models that help, by name")
     runtime: Runtime = Field(default_factory=Runtime, description="on what the run takes place")
     buffer: Buffer = Field(default_factory=Buffer, description="where experience is kept")
     weights: Weights = Field(default_factory=Weights, description="how weights travel")

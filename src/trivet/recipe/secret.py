@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECRET_VARIABLE = re.compile(r"(?i)(key|token|secret|passw|credential)")
+_SECRET_VARIABLE = re.compile(r"(?i)(key|token(?!iz)|secret|passw|credential)")
 _SECRET_KEY = re.compile(r"(?i)(api_?key|secret|passw(or)?d|credentials?|(access|auth|hf|bearer)_token)$")
-_URL_PASSWORD = re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@]*:)(?P<password>[^\s@/]+)(?=@)")
+_URL_PASSWORD = re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@]*:)(?P<password>[^\s@]+)(?=@)")
 _SHORTEST_SECRET = 6
 _MASK = "***"
 
 
 def expand(text: str) -> str:
-    """`${NAME}` replaced from the environment. Raises ValueError when unset, or when NAME sounds secret."""
+    """`${NAME}` replaced from the environment, `~` at the start by the home folder.
+
+    Raises ValueError when a variable is unset, or when NAME sounds secret.
+    """
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
@@ -24,7 +27,7 @@ def expand(text: str) -> str:
             raise ValueError(f"${{{name}}} sounds like a secret, and this value is stored in the run folder")
         return _from_environment(name)
 
-    return _VARIABLE.sub(value, text)
+    return os.path.expanduser(_VARIABLE.sub(value, text))
 
 
 def resolve_secrets(text: str) -> str:
@@ -51,17 +54,21 @@ def refuse_password(url: str) -> str:
 
 
 def refuse_stored_secrets(data: dict[str, Any]) -> dict[str, Any]:
-    """`data`, if no key of it (at any depth) is called like a secret and holds a text. Raises ValueError."""
-    for key, value in data.items():
-        if isinstance(value, str) and value and _SECRET_KEY.search(str(key)):
+    """`data`, if no key of it (at any depth) is called like a secret and holds one. Raises ValueError."""
+    _refuse_secrets_in(data)
+    return data
+
+
+def _refuse_secrets_in(value: Any) -> None:
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if isinstance(item, str | int) and item and _SECRET_KEY.search(str(key)):
             raise ValueError(
                 f"{key!r} looks like a secret, and recipes are stored; give the name of an environment "
                 f"variable instead, e.g. {key}_env: {str(key).upper()}"
             )
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, dict):
-                refuse_stored_secrets(item)
-    return data
+        _refuse_secrets_in(item)
+    for item in value if isinstance(value, list) else ():
+        _refuse_secrets_in(item)
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:

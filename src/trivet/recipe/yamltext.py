@@ -180,5 +180,8 @@ class _Builder:
         if kind == "bool":
             return text.lower() == "true"
         if kind == "int":
-            return int(text.replace("_", ""), 0 if text[:2] in ("0o", "0x") else 10)
+            try:
+                return int(text.replace("_", ""), 0 if text[:2] in ("0o", "0x") else 10)
+            except ValueError as error:  # thousands of digits
+                raise YamlProblem(self.where(node.start_mark), str(error)) from error
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
