@@ -58,6 +58,17 @@ def test_equal_rewards_are_exactly_zero(credit, n, value):
     assert credit(table([value] * n)).tolist() == [0.0] * n
 
 
+@pytest.mark.parametrize(
+    "credit",
+    [GroupNormalised(), GroupNormalised(population=True), LeaveOneOut(), LeaveOneOut(True), MeanOnly()],
+)
+def test_a_rounding_of_the_rewards_is_no_signal(credit):
+    """0.1 + 0.2 and 0.3 differ in the last bit; divided by their spread that would be +-0.7."""
+    assert 0.1 + 0.2 != 0.3
+    assert credit(table([0.1 + 0.2, 0.3, 0.3])).tolist() == [0.0] * 3
+    assert np.all(credit(table([0.3 + 1e-12, 0.3])) != 0)
+
+
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize(("value", "n"), [(0.1, 7), (0.2, 7), (0.3, 12)])
 def test_equal_rewards_are_exactly_zero_left_one_out(normalise, value, n):

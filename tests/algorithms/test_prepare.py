@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trivet.algorithms import AlgorithmError, NothingToTrain, make_part, prepare, resolve
+from trivet.algorithms import (
+    AlgorithmError,
+    NothingToTrain,
+    Part,
+    make_part,
+    prepare,
+    register_mask,
+    resolve,
+)
 from trivet.algorithms.masks import staleness_T
 from trivet.trainer.batch import collate
 from trivet.types import Group, IssueKey, Message, Rollout, Scored, Task, Termination, Trace, Unscored
@@ -158,6 +168,48 @@ def test_truncated_rollouts_are_compared_and_optionally_masked(make_rollout, mak
     assert on.counters["masked_rollouts/truncated"] == 2
     assert on.counters["truncated_share"] == off.counters["truncated_share"] == pytest.approx(2 / 3)
     assert off.counters["trained_tokens"] == 6
+
+
+@register_mask("test_attempt_is")
+def attempt_is(batch, *, number: int):
+    return batch.attempt_N != number
+
+
+@register_mask("baseline")
+def a_name_trivet_uses_itself(batch):
+    return np.ones(batch.rollouts, bool)
+
+
+@register_mask("test_share")
+def share(batch):
+    return np.full(batch.rollouts, 0.5)
+
+
+def test_one_mask_twice_and_masks_named_like_our_own(make_rollout, make_group):
+    roles = ("train", "train", "train", "baseline")
+    rollouts = [make_rollout(float(i), attempt=i, role=role) for i, role in enumerate(roles)]
+    twice = [{"kind": "test_attempt_is", "number": n} for n in (0, 2)]
+    batch = collate([make_group("g", rollouts)])
+    prepared = prepare(batch, resolve({"kind": "grpo", "masks": [*twice, "baseline"]}))
+    assert np.unique(batch.rollout_T[prepared.mask_T > 0]).tolist() == [1]
+    assert prepared.counters["masked_tokens/test_attempt_is"] == 4
+    assert prepared.counters["masked_rollouts/test_attempt_is"] == 2
+    assert prepared.counters["masked_tokens/baseline"] == 2
+
+
+def test_a_mask_is_yes_or_no(batch_of):
+    with pytest.raises(AlgorithmError, match=r"mask 'test_share' must return booleans.*float64"):
+        prepare(batch_of([0.0, 1.0]), resolve({"kind": "grpo", "masks": ["test_share"]}))
+
+
+def test_credit_may_return_any_mapping(batch_of):
+    from types import MappingProxyType
+
+    def credit(batch):
+        return MappingProxyType({"advantage": batch.reward_N - 0.5, "more": batch.reward_N})
+
+    algorithm = replace(resolve("grpo"), credit=Part("credit", "mine", credit, {}))
+    assert set(prepare(batch_of([0.0, 1.0]), algorithm).columns) == {"advantage", "more"}
 
 
 def test_stale_turns_are_masked_and_the_rollout_stays_in_the_baseline(make_rollout, make_group):

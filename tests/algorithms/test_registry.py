@@ -23,6 +23,7 @@ from trivet.algorithms import (
     registered,
     resolve,
 )
+from trivet.algorithms.registry import check
 
 
 def test_defaults():
@@ -196,6 +197,79 @@ def test_one_file_may_be_loaded_under_two_names(tmp_path, monkeypatch):
     assert resolve({"kind": "grpo", "credit": "loaded_twice"})
 
 
+PARTS = """
+from trivet.algorithms import register_objective
+
+class Half:
+    def __init__(self, power: int = 1):
+        self.power = power
+    def __call__(self, batch):
+        return batch.reward_N / 2
+
+@register_objective("objective_of_a_file", advantage=True)
+def plain(x):
+    return -x.weight_P * x.advantage_P * x.logp_P, {}
+
+def bare(x):
+    return -x.weight_P * x.logp_P, {}
+
+print(6 * 7)
+"""
+
+
+def test_a_part_in_a_file(tmp_path, monkeypatch, capsys):
+    (tmp_path / "parts.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    for place in ("parts.py", "./parts.py", str(tmp_path / "parts.py")):
+        algorithm = resolve({"kind": "grpo", "credit": {"kind": f"{place}:Half", "power": 2}})
+        assert algorithm.credit is not None
+        assert algorithm.credit.options == {"power": 2}
+    assert capsys.readouterr().out == "42\n"  # loaded once
+    with pytest.raises(AlgorithmError, match="unknown option 'pover'; did you mean 'power'"):
+        resolve({"kind": "grpo", "credit": {"kind": "parts.py:Half", "pover": 2}})
+    with pytest.raises(AlgorithmError, match=r"credit 'parts.py:Halve' .*no 'Halve'; did you mean 'Half'"):
+        resolve({"kind": "grpo", "credit": "parts.py:Halve"})
+    with pytest.raises(AlgorithmError, match=r"no such file: .*part\.py"):
+        resolve({"kind": "grpo", "credit": "part.py:Half"})
+    (tmp_path / "broken.py").write_text("1 / 0")
+    for _ in range(2):
+        with pytest.raises(AlgorithmError, match=r"broken.py:Half.*ZeroDivisionError: division by zero"):
+            resolve({"kind": "grpo", "credit": "broken.py:Half"})
+
+
+def test_a_part_named_by_its_place_keeps_its_traits(tmp_path):
+    (tmp_path / "objectives.py").write_text(PARTS.replace("objective_of_a_file", "objective_of_another"))
+    place = tmp_path / "objectives.py"
+    assert make_part("objective", f"{place}:plain").traits == {"advantage": True}
+    assert make_part("objective", f"{place}:bare").traits == {}
+    stream = StreamSpec("pg", make_part("objective", f"{place}:bare"), make_part("aggregation", "token_mean"))
+    algorithm = Algorithm("mine", (stream,), credit=make_part("credit", "mean_only"))
+    with pytest.raises(AlgorithmError, match=r"for no objective.*objectives\.py:bare.*advantage=True"):
+        check(algorithm)
+
+
+def test_traits_are_checked():
+    for traits, match in (
+        ({"level": "rollout"}, "level 'rollout'.*'token', 'unit'"),
+        ({"level": "unit", "unit": "turn"}, "unit 'turn'.*'row', 'rollout', 'group'"),
+        ({"unit": "rollout"}, "unit 'rollout'.*level 'unit'"),
+        ({"group_min": 0}, "group_min 0"),
+    ):
+        register_objective("test_traits", **traits)(reinforce)
+        with pytest.raises(AlgorithmError, match=f"objective 'test_traits': {match}"):
+            make_part("objective", "test_traits")
+
+
+@register_algorithm("test_refuses")
+def refuses(*, exponent: float = 2.0) -> Algorithm:
+    raise ValueError(f"exponent {exponent} is odd")
+
+
+def test_a_builder_may_refuse_its_options():
+    with pytest.raises(AlgorithmError, match=r"algorithm 'test_refuses': exponent 3\.0 is odd"):
+        resolve({"kind": "test_refuses", "exponent": 3})
+
+
 def test_names_are_given_once():
     with pytest.raises(AlgorithmError, match="credit 'mean_only' is already"):
         register_credit("mean_only")(Half)
@@ -208,8 +282,6 @@ def test_names_are_given_once():
 
 def test_credit_must_fit_the_objective():
     from dataclasses import replace
-
-    from trivet.algorithms.registry import check
 
     grpo = resolve("grpo")
     with pytest.raises(AlgorithmError, match="needs an advantage"):

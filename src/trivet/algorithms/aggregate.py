@@ -1,8 +1,8 @@
 """Aggregation: from a mask to weights, the denominator inside.
 
 With m_t the mask (0, 1, or a supervised loss weight), n_i the sum of m over a rollout's tokens (all its
-rows), N the rollouts with n_i > 0. The weights of all but `sequence_sum` and `fixed` sum to 1.
-An all-0 mask gives all-0 weights.
+rows), N the rollouts with n_i > 0. The weights of `token_mean` and `sequence_mean` sum to 1, and those
+of `attempt_mean` where no attempt is shorter than its floor. An all-0 mask gives all-0 weights.
 """
 
 from __future__ import annotations

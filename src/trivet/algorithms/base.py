@@ -33,6 +33,7 @@ PREFERENCES: Mapping[str | None, int] = {None: 0, "chosen": 1, "rejected": -1}
 
 UnitKind = Literal["row", "rollout", "group"]
 Level = Literal["token", "unit"]
+UNITS: tuple[UnitKind, ...] = ("row", "rollout", "group")
 
 
 class AlgorithmError(ValueError):
@@ -222,9 +223,8 @@ class StreamSpec:
     @property
     def unit(self) -> UnitKind:
         """The widest unit any part of it is taken over."""
-        order: tuple[UnitKind, ...] = ("row", "rollout", "group")
         units = [p.traits.get("unit", "row") for p in (self.objective, *self.corrections)]
-        return max(units, key=order.index)
+        return max(units, key=UNITS.index)
 
     @property
     def behaviour(self) -> bool:

@@ -11,6 +11,9 @@ import numpy as np
 from trivet.algorithms.base import Batch
 from trivet.algorithms.registry import register_credit
 
+ROUNDING = 16 * float(np.finfo(np.float64).eps)
+"""Relative difference up to which two rewards are one."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupStack:
@@ -65,10 +68,12 @@ def lift(function: GroupFunction) -> Callable[[Batch], np.ndarray]:
 
 
 def all_equal(reward_GK: np.ndarray, mask_GK: np.ndarray) -> np.ndarray:
-    """(_G,) the group's rewards are the same. Exact: a residue of a mean must never become a signal."""
+    """(_G,) the group's rewards are the same, but for the last bits that adding up their parts may leave
+    (0.1 + 0.2 is not 0.3). Decided before any mean is taken: no residue must ever become a signal.
+    """
     high = np.where(mask_GK, reward_GK, -np.inf).max(-1, initial=-np.inf)
     low = np.where(mask_GK, reward_GK, np.inf).min(-1, initial=np.inf)
-    return high <= low
+    return high - low <= ROUNDING * np.maximum(np.abs(high), np.abs(low))
 
 
 def centred(reward_GK: np.ndarray, mask_GK: np.ndarray) -> np.ndarray:
@@ -137,7 +142,7 @@ class LeaveOneOut:
         return lift(self._leave_one_out)(batch)
 
     def _leave_one_out(self, reward_GK: np.ndarray, mask_GK: np.ndarray) -> np.ndarray:
-        out = np.zeros_like(reward_GK)
+        out, same_G = np.zeros_like(reward_GK), all_equal(reward_GK, mask_GK)
         for k in range(
             reward_GK.shape[-1]
         ):  # over members, all groups at once; exact where sums would not be
@@ -151,6 +156,6 @@ class LeaveOneOut:
             square = np.where(others, reward_GK - mean_G[:, None], 0.0) ** 2
             std_G = np.sqrt(square.sum(-1) / np.maximum(n_G - 1, 1))
             scale_G = np.where(flat | (std_G == 0), 1.0, std_G) if self.normalise else 1.0
-            signal = mask_GK[:, k] & (n_G > 0)
+            signal = mask_GK[:, k] & (n_G > 0) & ~same_G
             out[signal, k] = ((reward_GK[:, k] - np.where(signal, mean_G, 0.0)) / scale_G)[signal]
         return out

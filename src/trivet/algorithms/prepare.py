@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -40,20 +40,20 @@ def prepare(
     columns = _credit(batch, algorithm)
     counters = _counts(batch, algorithm)
     mask_T = batch.train_T.astype(np.float64)
-    keeps = {
-        "aborted": ~batch.aborted_N[batch.rollout_T],
-        "baseline": (batch.role_N != ROLES.index("baseline"))[batch.rollout_T],
-    }
+    keeps = [
+        ("aborted", ~batch.aborted_N[batch.rollout_T]),
+        ("baseline", (batch.role_N != ROLES.index("baseline"))[batch.rollout_T]),
+    ]
     if current_version is not None:
         age_T = staleness_T(batch, current_version, distance)
         counters |= _staleness_counters(age_T[(mask_T > 0) & batch.sampled_T])
         if max_staleness is not None:
-            keeps["stale"] = age_T <= max_staleness
-    for part in algorithm.masks:
-        keeps[part.name] = _lift(batch, part(batch), f"mask {part.name!r}").astype(bool)
-    for cause, keep_T in keeps.items():
+            keeps.append(("stale", age_T <= max_staleness))
+    keeps += [(part.name, _keep(batch, part(batch), f"mask {part.name!r}")) for part in algorithm.masks]
+    for cause, keep_T in keeps:  # a name may come twice: one part with different options
         kept_T = np.where(keep_T, mask_T, 0.0)
-        counters |= _lost(batch, cause, mask_T, kept_T)
+        for name, number in _lost(batch, cause, mask_T, kept_T).items():
+            counters[name] = counters.get(name, 0.0) + number
         mask_T = kept_T
     prepared = assemble(batch, algorithm, mask_T, columns, counters)
     prepared.counters |= _unused(prepared)
@@ -119,12 +119,20 @@ def _lift(batch: Batch, values: np.ndarray, what: str) -> np.ndarray:
     return values
 
 
+def _keep(batch: Batch, values: np.ndarray, what: str) -> np.ndarray:
+    """bool (_T,) from a mask's (_N,) or (_T,)."""
+    keep_T = _lift(batch, values, what)
+    if keep_T.dtype != np.bool_:
+        raise AlgorithmError(f"{what} must return booleans (True keeps), not {keep_T.dtype}")
+    return keep_T
+
+
 def _credit(batch: Batch, algorithm: Algorithm) -> dict[str, np.ndarray]:
     if algorithm.credit is None:
         return {}
     what = f"credit {algorithm.credit.name!r}"
     given = algorithm.credit(batch)
-    named = given if isinstance(given, dict) else {"advantage": given}
+    named = given if isinstance(given, Mapping) else {"advantage": given}
     if "advantage" not in named:
         raise AlgorithmError(f"{what} returned columns {sorted(named)} without 'advantage'")
     out = {name: _lift(batch, np.asarray(c, np.float64), f"{what}, {name}") for name, c in named.items()}
@@ -205,7 +213,7 @@ def _stream(
     what = f"stream {spec.name!r}"
     credited = spec.objective.traits.get("advantage", False)
     if spec.select is not None:
-        mask_T = mask_T * _lift(batch, spec.select(batch), f"{what}, select").astype(bool)
+        mask_T = mask_T * _keep(batch, spec.select(batch), f"{what}, select")
     if credited:  # no advantage is not advantage 0: such tokens are in no denominator
         mask_T = np.where(np.isnan(columns["advantage"]), 0.0, mask_T)
     weight_T = spec.scale * np.asarray(spec.aggregation(batch, mask_T), np.float64)

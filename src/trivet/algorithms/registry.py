@@ -3,9 +3,11 @@
     algorithm: grpo
     algorithm: {kind: grpo, credit: mean_only, clip: 0.2, tis: [0.5, 2.0]}
     algorithm: {kind: grpo, credit: {kind: my_package.credit:Mine, power: 2}}
+    algorithm: {kind: grpo, credit: {kind: path/to/parts.py:Mine, power: 2}}
 
 A part is a function whose keyword-only parameters are its options, or a class whose constructor takes them
-and whose instances are called. Options are checked against their annotations (pydantic's rules: bounds go in
+and whose instances are called. What a part says about itself (its traits) stands in its decorator or in
+attributes of the same names. Options are checked against their annotations (pydantic's rules: bounds go in
 `Annotated[float, Field(gt=0)]`). Nothing here imports torch: planning resolves algorithms too.
 """
 
@@ -13,17 +15,21 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from trivet.algorithms.base import NEEDS, Algorithm, AlgorithmError, Part, StreamSpec
+from trivet.algorithms.base import NEEDS, UNITS, Algorithm, AlgorithmError, Part, StreamSpec
 
 PartSpec = str | dict[str, Any]
 """A part as a recipe writes it: its name, or {kind: name, option: value, ...}."""
@@ -121,14 +127,42 @@ def _lookup(role: str, name: str) -> tuple[Any, dict[str, Any]]:
         if name not in _REGISTRY[role]:
             raise AlgorithmError(f"unknown {role} {name!r}{nearest(name, _REGISTRY[role])}")
         return _REGISTRY[role][name]
-    module, _, attribute = name.partition(":")
+    place, _, attribute = name.rpartition(":")
     try:
-        target = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise AlgorithmError(f"{role} {name!r} cannot be imported: {error}") from error
+        module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # importing runs anybody's code
+        why = str(error) if isinstance(error, AlgorithmError) else f"{type(error).__name__}: {error}"
+        raise AlgorithmError(f"{role} {name!r} cannot be imported: {why}") from error
+    target = getattr(module, attribute, None)
+    if target is None:
+        near = difflib.get_close_matches(attribute, dir(module), 1, 0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise AlgorithmError(f"{role} {name!r} cannot be imported: {place} has no {attribute!r}{hint}")
     if not callable(target):
         raise AlgorithmError(f"{role} {name!r} is not callable")
-    return target, {}
+    # Its decorator, if it has one, has told what it needs.
+    return target, next((traits for known, traits in _REGISTRY[role].values() if known is target), {})
+
+
+def _file(path: Path) -> ModuleType:
+    """A Python file as a module; one that was loaded before, under whatever name, is not loaded again."""
+    file = path.expanduser().resolve()
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("__file__") == str(file):  # lazy modules stay asleep
+            return module
+    if not file.is_file():
+        raise AlgorithmError(f"no such file: {file}")
+    name = f"trivet_parts_{file.stem}_{zlib.crc32(str(file).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise AlgorithmError(f"{file} cannot be imported as Python")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _parameters(target: Any) -> dict[str, inspect.Parameter]:
@@ -196,7 +230,20 @@ def make_part(role: str, spec: PartSpec | Part) -> Part:
     needs = frozenset(merged.pop("needs", ()))
     if not needs <= NEEDS:
         raise AlgorithmError(f"{what} needs {sorted(needs - NEEDS)}; what can be provided is {sorted(NEEDS)}")
+    _check_traits(what, merged)
     return Part(role, name, call, bound, needs, merged)
+
+
+def _check_traits(what: str, traits: Mapping[str, Any]) -> None:
+    """Refuse words that nothing reads: a misspelt level would quietly be "token"."""
+    for name, known in (("level", ("token", "unit")), ("unit", UNITS)):
+        if traits.get(name, known[0]) not in known:
+            raise AlgorithmError(f"{what}: {name} {traits[name]!r} is none of {', '.join(map(repr, known))}")
+    if "unit" in traits and traits.get("level") != "unit":
+        raise AlgorithmError(f"{what}: unit {traits['unit']!r} is for parts of level 'unit'; set level too")
+    smallest = traits.get("group_min", 1)
+    if not isinstance(smallest, int) or smallest < 1:
+        raise AlgorithmError(f"{what}: group_min {smallest!r} is no number of rollouts")
 
 
 def make_parts(role: str, specs: Sequence[PartSpec]) -> tuple[Part, ...]:
@@ -213,7 +260,12 @@ def resolve(spec: str | Mapping[str, Any]) -> Algorithm:
     builder, _ = _lookup("algorithm", name)
     what = f"algorithm {name!r}"
     bound = _check_options(what, builder, options)
-    algorithm = builder(**bound)
+    try:
+        algorithm = builder(**bound)
+    except AlgorithmError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise AlgorithmError(f"{what}: {error}") from error
     if not isinstance(algorithm, Algorithm):
         raise AlgorithmError(
             f"{what}: {_where(builder)} returned {type(algorithm).__name__}, not an Algorithm"
@@ -238,7 +290,12 @@ def check(algorithm: Algorithm) -> None:
             f"{what}: objective {credited[0].objective.name!r} needs an advantage; set credit"
         )
     if algorithm.credit is not None and not credited:
-        raise AlgorithmError(f"{what}: credit {algorithm.credit.name!r} would be computed for no objective")
+        objectives = ", ".join(repr(s.objective.name) for s in algorithm.streams)
+        raise AlgorithmError(
+            f"{what}: credit {algorithm.credit.name!r} would be computed for no objective. If one of "
+            f"{objectives} multiplies by the advantage, let it say so: register_objective(name, "
+            f"advantage=True), or advantage = True in its class; else drop the credit"
+        )
     for stream in algorithm.streams:
         _check_stream(what, stream, algorithm.proximal)
 
