@@ -23,6 +23,7 @@ def test_unscored_attempts_are_left_out_and_counted() -> None:
     assert result.metrics["pass@1"] == pytest.approx((1 / 3 + 1) / 2)
     assert result.metrics["pass@2"] == pytest.approx((1 - 1 / 3 + 1) / 2)  # 1 - C(2,2)/C(3,2)
     assert result.metrics["unscored"] == pytest.approx(1 / 8)
+    assert result.metrics["unscored/verifier_timeout"] == pytest.approx(1 / 8)
     assert result.metrics["reward"] == pytest.approx(5 / 7)
 
 

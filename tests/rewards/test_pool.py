@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -191,3 +193,19 @@ def test_no_orphans_after_kill_or_exit(then: str) -> None:
     assert owner.wait(10) in (0, -signal.SIGKILL)
     assert all(gone(pid) for pid in pids)
     owner.stdout.close()
+
+
+def test_a_worker_that_cannot_be_replaced_does_not_end_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No files left to open, for a moment: the next call tries again instead of waiting for ever."""
+    with WorkerPool(f"{TARGETS}:answer", 1, limit_s=5.0) as pool:
+        asyncio.run(pool.warm())
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socketpair", _no_files)
+            assert pool.submit("exit").result(20).kind == "crashed"
+            with pytest.raises(OSError, match="Too many open files"):
+                pool.submit("echo", 1).result(20)
+        assert pool.submit("echo", 1).result(20).value == 1
+
+
+def _no_files() -> None:
+    raise OSError(errno.EMFILE, "Too many open files")

@@ -49,6 +49,7 @@ def summarise(
         "reward": float(np.mean(scored)),
         "unscored": 1 - len(scored) / len(rollouts),
         "length": float(np.mean([r.sampled_tokens for r in rollouts])),
+        **{f"unscored/{cause}": n / len(rollouts) for cause, n in unscored_causes(rollouts).items()},
         "truncated": float(np.mean([r.termination.truncated for r in rollouts])),
     }
     for k in ks:

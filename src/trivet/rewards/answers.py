@@ -12,7 +12,9 @@ from typing import Literal
 
 Fallback = Literal["none", "phrase", "number"]
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+_BOX = re.compile(r"(?P<box>\\(?:boxed|fbox)\b\s*)")
+_INSIDE = re.compile(r"(?P<box>\\+(?:boxed|fbox)\b\s*)|\\.|[{}]", re.DOTALL)
+_TOKEN = re.compile(r"[^\s$\\{}]")
 _PHRASE = re.compile(r"(?:final\s+)?answer\s*(?:is|:|=)\s*:?\s*(.+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:\s*/\s*\d+)?")
 
@@ -42,21 +44,38 @@ def balanced(text: str) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    """What the last complete `\\boxed{...}` holds (of nested ones the innermost), None without one."""
+    """What the last complete `\\boxed{...}` holds (of nested ones the innermost), None without one.
+
+    One pass, however deep boxes are nested: a policy may write anything. A box that is cut off does not
+    count, nor does what follows it.
+    """
     found: str | None = None
+    opened: list[int] = []  # of every open brace: where the box it opens begins, -1 for another brace
+    inner: list[str | None] = []  # of every open brace: the last box that ended inside
     place = 0
-    while match := _BOX.search(text, place):
+    while match := (_INSIDE if opened else _BOX).search(text, place):
         place = match.end()
-        if text[place : place + 1] == "{":
-            end = _closing(text, place)
-            if end < 0:
-                break  # cut off: an earlier complete box still counts
-            found = text[place + 1 : end]
-            place = end + 1
-        elif token := re.match(r"[^\s$\\{}]", text[place:]):  # \boxed 5 holds one token, as in TeX
-            found = token.group()
-    if found is not None and _BOX.search(found):
-        return last_boxed(found) or found
+        ended: str | None = None
+        if match["box"]:
+            if text[place : place + 1] == "{":
+                place += 1
+                opened.append(place)
+                inner.append(None)
+            elif token := _TOKEN.match(text, place):  # \boxed 5 holds one token, as in TeX
+                ended = token.group()
+        elif match.group() == "{":
+            opened.append(-1)
+            inner.append(None)
+        elif match.group() == "}":
+            start, ended = opened.pop(), inner.pop()
+            if start >= 0 and ended is None:
+                ended = text[start : match.start()]
+        if ended is None:
+            continue
+        if opened:
+            inner[-1] = ended
+        else:
+            found = ended
     return found
 
 

@@ -161,7 +161,7 @@ class WorkerPool:
                     outcome = Outcome("crashed", None, detail, outcome.seconds)
             future.set_result(outcome)
             if worker is None and not self._closed:
-                with contextlib.suppress(PoolError):  # told to the next caller, who tries again
+                with contextlib.suppress(PoolError, OSError):  # told to the next caller, who tries again
                     worker = self._spawn()
         self._drop(worker)
 
