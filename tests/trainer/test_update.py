@@ -18,7 +18,8 @@ from trivet.algorithms import (
 from trivet.algorithms.base import Algorithm
 from trivet.algorithms.registry import make_part
 from trivet.recipe.schema import Trainer as Config
-from trivet.trainer import PlanError, Trainer, split
+from trivet.trainer import PlanError, Trainer, attention, split
+from trivet.types import Group, IssueKey, Message, Rollout, Scored, Task, Termination, Trace
 
 
 def still(**more: Any) -> Config:
@@ -88,6 +89,54 @@ def run(model: Any, prepared: Any, micro_tokens: int = 4096, **config: Any) -> t
 
 
 # -- the cut does not matter ---------------------------------------------------------------------
+
+
+def _tree_groups(rng: np.random.Generator) -> list[Group]:
+    """Rollouts that branch anywhere, up to seven turns deep: compaction, sub-agents, rewritten history."""
+    out = []
+    for g in range(2):
+        prompt, rollouts = rng.integers(2, 61, rng.integers(4, 12)), []
+        for attempt in range(4):
+            trace = Trace()
+            nodes = [trace.add(-1, prompt)]
+            for _ in range(7):
+                node = trace.add(int(rng.choice(nodes)), rng.integers(2, 61, rng.integers(1, 6)))
+                n, temperature = int(rng.integers(1, 7)), float(rng.choice([0.7, 1.0]))
+                logprob = -rng.uniform(3, 5, n)
+                nodes.append(
+                    trace.add_sampled(node, rng.integers(2, 61, n), logprob, 0, temperature=temperature)
+                )
+            task, score = Task("test", (Message("user", "?"),)), Scored(float(rng.normal()))
+            rollouts.append(Rollout(task, trace, score, Termination.FINISHED, attempt=attempt))
+        out.append(Group(f"g{g}", IssueKey(f"t{g}", 0), rollouts))
+    return out
+
+
+@pytest.mark.parametrize(("long", "block"), [(512, 128), (9, 5)])
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("qwen3", {}),
+        ("mistral", {"sliding_window": 7}),
+        ("qwen2", {"tie_word_embeddings": False, "num_key_value_heads": 1}),
+        ("llama", {"attention_bias": True}),
+    ],
+)
+def test_deep_trees_equal_padded_reference(
+    tools: Any, family: str, more: dict[str, Any], long: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "LONG", long)
+    monkeypatch.setattr(attention, "BLOCK", block)
+    model = tools.tiny_model(family, **more)
+    prepared = tools.make_prepared(_tree_groups(np.random.default_rng(long)), "grpo")
+    loss = tools.padded_loss(model, prepared, grpo)
+    expected = tools.gradients(model)
+    longest = int(prepared.batch.row_length_R.max())
+    for share, micro_tokens in ((True, longest), (True, 4096), (False, longest)):
+        metrics, got = run(model, prepared, micro_tokens, share_prefix=share, head_chunk=7)
+        assert metrics["train/loss"] == pytest.approx(loss, abs=1e-9)
+        assert tools.worst_gap(got, expected) < 1e-9
+        assert (metrics["train/tokens_shared"] > 0) == share
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])
