@@ -24,7 +24,7 @@ tokens: each arm's seconds a sampled token and seconds a trained token, times TR
 `--until-reward R`: wall-clock seconds from the start of the process (imports and loading included) to the
 end of the first step whose batch's mean reward, averaged with those of the two steps before it, is at least
 R; TRL and trivet with shared prompts in turns, round r with seed `--seed` + r, capped at `--cap-steps` and
-`--cap-minutes` a process. The reward is brevity, 0.5 ^ (words / 12), 0 without a word, and every
+`--cap-minutes` a process. The reward is brevity, 0.5 ^ (words / 6), 0 without a word, and every
 question ends with "Answer in one short sentence.": quickly learnt, which is all it is for; it says nothing
 about the answers' worth.
 """

@@ -23,9 +23,9 @@ def lower(text: str) -> float:
 
 
 def brief(text: str) -> float:
-    """Brevity: halves with every 12 words; 0 for a text without a word."""
+    """Brevity: halves with every 6 words; 0 for a text without a word."""
     words = sum(any(c.isalnum() for c in word) for word in text.split())
-    return 0.5 ** (words / 12) if words else 0.0
+    return 0.5 ** (words / 6) if words else 0.0
 
 
 REWARDS = {"lower": lower, "brief": brief}
