@@ -95,14 +95,16 @@ def open_chat(
     directory, title = find_model(path, stage)
     from trivet.agents import Policy
     from trivet.engine.torch import TorchEngine
-    from trivet.recipe import load_recipe, policy_shape
+    from trivet.recipe import load_recipe
     from trivet.recipe.schema import Policy as PolicyConfig
-    from trivet.recipe.schema import Recipe, Sampling
+    from trivet.recipe.schema import Sampling
     from trivet.render import get_renderer, load_tokenizer
+    from trivet.runtime.build import model_context
+    from trivet.runtime.quiet import hush_libraries
 
+    hush_libraries()
     config = load_recipe(path).policy if (path / "recipe.yaml").is_file() else PolicyConfig()
-    shape = policy_shape(Recipe.model_construct(policy=PolicyConfig(model=str(directory))))
-    context = min(_CONTEXT, shape.context or _CONTEXT) if shape else _CONTEXT
+    context = min(_CONTEXT, model_context(directory) or _CONTEXT)
     renderer = get_renderer(load_tokenizer(directory), config.renderer, config.template_args)
     engine = TorchEngine(str(directory), slots=1, context=context, deterministic=False)
     try:

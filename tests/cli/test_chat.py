@@ -32,16 +32,19 @@ def test_finding_a_model(tmp_path: Path) -> None:
         find_model(run)
 
 
-def test_a_few_words(tmp_path: Path) -> None:
+def test_a_few_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from trivet.render.tiny import make_tiny
 
     model = make_tiny(
         TinyModel(hidden=16, layers=1, heads=2, kv_heads=1, mlp=32, context=64), tmp_path / "tiny"
     )
 
+    capfd.readouterr()
     with open_chat(model, stage=None, system=None, temperature=0.0, max_tokens=4, seed=0) as talk:
         first = talk.answer("1+1=")
         assert first
         talk.answer("2+2=")
         talk.start_over()
         assert talk.answer("1+1=") == first  # greedy, and nothing of the earlier talk is left
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")  # no progress bars, no warnings of libraries

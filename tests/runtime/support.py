@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
+from trivet.buffer import Lease, StageLedger
 from trivet.envs import SingleTurn
 from trivet.recipe import Recipe, load_recipe
 from trivet.types import Message, Reward, Rollout, Scored, Task
@@ -90,3 +94,47 @@ def weights(model: Path) -> dict[str, bytes]:
     from safetensors.numpy import load_file
 
     return {name: tensor.tobytes() for name, tensor in load_file(model / "model.safetensors").items()}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl, line by line."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+class Killed(BaseException):
+    """Stands for the death of the process: nothing handles it."""
+
+
+def die() -> None:
+    raise Killed
+
+
+@contextlib.contextmanager
+def at_ack(step: int, act: Callable[[], None], *, before: bool = False) -> Iterator[None]:
+    """Call `act` right after the acknowledgement of `step` (or right before it), the first time only."""
+    ack, done = StageLedger.ack, []
+
+    def acting(ledger: StageLedger, lease: Lease, at: int) -> None:
+        now = at == step and not done
+        if now:
+            done.append(at)
+        if now and before:
+            act()
+        ack(ledger, lease, at)
+        if now and not before:
+            act()
+
+    with mock.patch.object(StageLedger, "ack", acting):
+        yield
+    assert done, f"step {step} was never acknowledged"
+
+
+@contextlib.contextmanager
+def killed_at(step: int, *, before: bool = False) -> Iterator[None]:
+    """What runs inside is killed at the acknowledgement of `step`."""
+    try:
+        with at_ack(step, die, before=before):
+            yield
+    except Killed:
+        return
+    raise AssertionError(f"the run went on after it was killed at step {step}")

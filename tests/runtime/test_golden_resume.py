@@ -11,14 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.runtime.support import EPOCHS, PROMPTS, STEPS, numbers, recipe, trained, weights
+from tests.runtime.support import EPOCHS, PROMPTS, STEPS, killed_at, numbers, recipe, trained, weights
 
-from trivet.buffer import StageLedger
 from trivet.runtime import run_recipe
-
-
-class Killed(BaseException):
-    """Stands for the death of the process: nothing handles it."""
 
 
 @pytest.fixture(scope="module")
@@ -50,22 +45,9 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("step", "before"), cases())
-def test_killed_at_any_step(
-    step: int, before: bool, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ack = StageLedger.ack
-
-    def dying(ledger: StageLedger, lease: object, at: int) -> None:
-        if at == step and before:
-            raise Killed
-        ack(ledger, lease, at)  # type: ignore[arg-type]
-        if at == step:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StageLedger, "ack", dying)
-        with pytest.raises(Killed):
-            run_recipe(recipe(tmp_path), quiet=True)
+def test_killed_at_any_step(step: int, before: bool, tmp_path: Path, whole: Path) -> None:
+    with killed_at(step, before=before):
+        run_recipe(recipe(tmp_path), quiet=True)
     run_recipe(recipe(tmp_path), quiet=True)
     check(tmp_path / "run", whole)
 

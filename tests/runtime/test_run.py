@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.support import GROUP, HERE, STEPS, numbers, recipe, trained, weights
+from tests.runtime.support import (
+    GROUP,
+    HERE,
+    STEPS,
+    at_ack,
+    killed_at,
+    metrics,
+    numbers,
+    recipe,
+    trained,
+    weights,
+)
 
-from trivet.buffer import Ledger, LedgerError, StageLedger
+from trivet.buffer import Ledger, LedgerError
 from trivet.engine.base import WeightsNotArrived
 from trivet.engine.torch import TorchEngine
 from trivet.explorer import TooManyUnscored
@@ -28,7 +38,7 @@ def run(folder: Path, *overrides: str, **stage: Any) -> RunResult:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return metrics(folder / "run")
 
 
 def versions_by_step(folder: Path) -> dict[int, set[int]]:
@@ -56,20 +66,11 @@ def test_every_second_step_the_engine_gets_new_weights(tmp_path: Path) -> None:
     assert all(len(versions) == 1 for versions in by_step.values())
 
 
-def test_a_run_that_syncs_late_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_syncs_late_resumes_exactly(tmp_path: Path) -> None:
     settings = {"epochs": None, "steps": 6, "sync": {"interval": 2}, "checkpoints": {"every": 1}}
     run(tmp_path / "whole", **settings)
-    ack = StageLedger.ack
-
-    def dying(ledger: StageLedger, lease: Any, at: int) -> None:
-        ack(ledger, lease, at)
-        if at == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StageLedger, "ack", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "cut", **settings)
+    with killed_at(3):
+        run(tmp_path / "cut", **settings)
     run(tmp_path / "cut", **settings)
     assert numbers(tmp_path / "cut" / "run") == numbers(tmp_path / "whole" / "run")
     assert weights(tmp_path / "cut/run/rl/model") == weights(tmp_path / "whole/run/rl/model")
@@ -99,7 +100,7 @@ def test_the_last_batch_is_what_is_left(tmp_path: Path) -> None:
 # -- windows --------------------------------------------------------------------------------------
 
 
-def test_a_window_drops_refills_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_drops_refills_and_replays(tmp_path: Path) -> None:
     settings = {
         "epochs": None,
         "steps": 4,
@@ -113,17 +114,8 @@ def test_a_window_drops_refills_and_replays(tmp_path: Path, monkeypatch: pytest.
     _, _, states = trained(tmp_path / "whole/run")
     assert states["trained"] == 32
     assert states["filtered"] == sum(line["explorer/filtered"] for line in whole)
-    ack = StageLedger.ack
-
-    def dying(ledger: StageLedger, lease: Any, at: int) -> None:
-        ack(ledger, lease, at)
-        if at == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StageLedger, "ack", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "cut", **settings)
+    with killed_at(3):
+        run(tmp_path / "cut", **settings)
     run(tmp_path / "cut", **settings)
     assert numbers(tmp_path / "cut/run") == numbers(tmp_path / "whole/run")
     assert trained(tmp_path / "cut/run") == trained(tmp_path / "whole/run")
@@ -224,19 +216,10 @@ def test_until_with_an_unknown_metric_names_the_known_ones(tmp_path: Path) -> No
         pipeline(tmp_path, "stages.sft.until={metric: eval/sums/pass@3, above: 0.5}")
 
 
-def test_a_killed_supervised_stage_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_supervised_stage_resumes_exactly(tmp_path: Path) -> None:
     pipeline(tmp_path / "whole")
-    ack = StageLedger.ack
-
-    def dying(ledger: StageLedger, lease: Any, at: int) -> None:
-        ack(ledger, lease, at)
-        if at == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StageLedger, "ack", dying)
-        with pytest.raises(KeyboardInterrupt):
-            pipeline(tmp_path / "cut", "stages.sft.checkpoints.every=2")
+    with killed_at(3):
+        pipeline(tmp_path / "cut", "stages.sft.checkpoints.every=2")
     pipeline(tmp_path / "cut", "stages.sft.checkpoints.every=2")
     assert numbers(tmp_path / "cut/run") == numbers(tmp_path / "whole/run")
     for stage in ("sft", "rl"):
@@ -251,20 +234,10 @@ def test_evaluating_on_training_tasks_is_refused(tmp_path: Path) -> None:
 # -- stopping -------------------------------------------------------------------------------------
 
 
-def test_a_signal_stops_at_a_safe_point_and_the_next_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_stops_at_a_safe_point_and_the_next_run_goes_on(tmp_path: Path) -> None:
     run(tmp_path / "whole")
-    ack, sent = StageLedger.ack, threading.Event()
-
-    def signalling(ledger: StageLedger, lease: Any, at: int) -> None:
-        ack(ledger, lease, at)
-        if at == 5 and not sent.is_set():
-            sent.set()
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(StageLedger, "ack", signalling)
-    stopped = run(tmp_path / "cut")
+    with at_ack(5, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        stopped = run(tmp_path / "cut")
     assert stopped.stopped is not None
     assert "SIGTERM" in stopped.stopped
     assert stopped.stages == {}
@@ -409,14 +382,9 @@ def test_two_processes_cannot_share_a_run_folder(tmp_path: Path) -> None:
     RunFolder.open(made).close()
 
 
-def test_other_data_under_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(ledger: StageLedger, lease: Any, at: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StageLedger, "ack", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path)
+def test_other_data_under_a_run_is_refused(tmp_path: Path) -> None:
+    with killed_at(1, before=True):
+        run(tmp_path)
     data = tmp_path / "prompts.jsonl"
     data.write_text(data.read_text().replace("00+00", "99+00"))
     with pytest.raises(LedgerError, match="other data"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trivet.evals import Evaluation
 from trivet.recipe import Stage
-from trivet.runtime.build import Held, context_for, load_held, longest_prompt
+from trivet.runtime.build import Held, context_for, load_held, longest_prompt, model_context
 from trivet.runtime.compose import open_engine, open_evaluator, open_renderer
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 async def bench_stage(run: Run, stage: Stage, models: Mapping[str, Path]) -> dict[str, Any]:
     """Play `eval.tasks` with each model in `models` (name -> directory); same seeds for all."""
+    run.monitor.rewind(stage.name, -1)  # a table that was broken off is begun anew
     results: dict[str, list[Evaluation]] = {}
     for place, (name, directory) in enumerate(models.items()):
         async with AsyncExitStack() as stack:
@@ -39,7 +40,8 @@ async def _bench(
 ) -> list[Evaluation]:
     renderer = open_renderer(run, directory)
     tasks = [task for part in held for task in part.tasks]
-    context = context_for(stage, longest_prompt(tasks, renderer, run.recipe.policy.system_prompt), None)
+    limit = model_context(directory)
+    context = context_for(stage, longest_prompt(tasks, renderer, run.recipe.policy.system_prompt), limit)
     engine = open_engine(run, stage, directory, context, stack)
     evaluator = open_evaluator(run, stage, held, engine, renderer, context)
     return await evaluator.run_all(place, suffix=f"@{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -72,9 +73,16 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise SetupError(
             f"policy.model: {name!r} is no directory here, and the hub does not give it "
             f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a local directory, check the "
-            f"name, or "
-            "make one: trivet model import, trivet model tiny"
+            "name, or make one: trivet model import, trivet model tiny"
         ) from error
+
+
+def model_context(directory: Path) -> int | None:
+    """Positions the model of a directory knows, None where its configuration does not say."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config") or config
+    found = config.get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else None
 
 
 async def open_env(config: Tasks, stack: AsyncExitStack) -> Environment:
@@ -95,8 +103,7 @@ async def load_games(stage: Stage, seed: int, stack: AsyncExitStack, *, play: bo
             if task.id in by_id:
                 raise TasksetError(
                     f"stage {stage.name}: task id {task.id!r} is in taskset {taskset.name!r} and in an "
-                    f"earlier "
-                    "one; ids must differ across a stage (drop one of the two, or map fields.id)"
+                    "earlier one; ids must differ across a stage (drop one of the two, or map fields.id)"
                 )
             by_id[task.id] = Game(task, env)  # type: ignore[arg-type]
         digest.update(taskset.fingerprint.encode())
@@ -125,8 +132,7 @@ def check_leaks(stage: Stage, games: Games, held: Sequence[Held]) -> None:
         if both:
             raise SetupError(
                 f"stage {stage.name}: {len(both)} tasks of evaluation {part.name!r} are also trained on "
-                f"(first: "
-                f"{both[0]!r}); take another split, or skip/limit so that they differ"
+                f"(first: {both[0]!r}); take another split, or skip/limit so that they differ"
             )
 
 
@@ -152,8 +158,7 @@ def context_for(stage: Stage, prompt: int, limit: int | None) -> int:
         if prompt >= limit:
             raise SetupError(
                 f"stage {stage.name}: the longest prompt has {prompt} tokens, the model's context is "
-                f"{limit}; "
-                "drop long tasks or take another model"
+                f"{limit}; drop long tasks or take another model"
             )
         wanted = limit
     return wanted

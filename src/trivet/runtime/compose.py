@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trivet.agents import Policy
 from trivet.algorithms import resolve
 from trivet.buffer import AttachmentStore
-from trivet.engine.base import Engine
+from trivet.engine.base import Engine, EngineError
 from trivet.explorer import Explorer
 from trivet.recipe import Stage
 from trivet.render import Renderer, get_renderer, load_tokenizer
@@ -102,8 +102,16 @@ def open_engine(run: Run, stage: Stage, start: Path, context: int, stack: AsyncE
         dtype=run.recipe.policy.dtype,
         request_timeout_s=config.request_timeout_s,
     )
-    stack.callback(engine.close)
+    stack.callback(_close_engine, engine, run)
     return engine
+
+
+def _close_engine(engine: Engine, run: Run) -> None:
+    """An engine that does not end must not hide why the stage did."""
+    try:
+        engine.close()
+    except EngineError as error:
+        run.monitor.warn("engine", f"closing it: {error}")
 
 
 def open_evaluator(

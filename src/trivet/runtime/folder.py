@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import Any
 
 from trivet.recipe import Recipe, dump_recipe
 
-# What may differ when a run goes on: how long it runs, what is shown, what it runs on.
-_FREE = {"monitor", "runtime", "steps", "epochs", "until", "max_seconds", "checkpoints", "description"}
+# What may differ when a run goes on: how long it runs, what is shown, what it runs on. Whole names, as
+# `changed_keys` gives them: a task's or environment's own argument may have the same last part.
+_FREE = re.compile(
+    r"(?:monitor|runtime|description|stages\.\d+\.(?:steps|epochs|until|max_seconds|checkpoints))"
+)
 
 
 class RunFolderError(RuntimeError):
@@ -21,20 +25,27 @@ class RunFolderError(RuntimeError):
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of `text` or the old file: written beside, flushed to disk, renamed."""
+    """All of `text` or the old file: written beside, flushed to disk, renamed. Raises RunFolderError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunFolderError(
+            f"{path} cannot be written: {error.strerror}. Free space there or see to its permissions, then "
+            "start the same command again: it goes on from the last checkpoint"
+        ) from error
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
     """Dotted names at which two resolved recipes differ, those that may differ left out."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            if key not in _FREE:
+            if not _FREE.fullmatch(f"{prefix}{key}"):
                 yield from changed_keys(old.get(key), new.get(key), f"{prefix}{key}.")
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for i, (a, b) in enumerate(zip(old, new, strict=True)):
@@ -131,8 +142,7 @@ class RunFolder:
             shown = ", ".join(changed[:6]) + (" ..." if len(changed) > 6 else "")
             raise RunFolderError(
                 f"{self.path} was begun with another recipe; these keys differ: {shown}. Give this run "
-                f"its own "
-                "folder (output=...), or --fresh to put the old one aside and start anew"
+                "its own folder (output=...), or --fresh to put the old one aside and start anew"
             )
 
     @property

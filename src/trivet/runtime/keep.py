@@ -16,8 +16,8 @@ class Keeper:
     """Writes, finds and thins the checkpoints of one stage.
 
     `kept` is the step of the newest one (0: the stage's start), `pinned` the later steps whose rollouts are
-    stored
-    and are trained on again before anything is sampled.
+    stored and are trained on again before anything is sampled, `damaged` the newer folders that were passed
+    over, and why.
     """
 
     def __init__(
@@ -26,6 +26,7 @@ class Keeper:
         self.directory, self.config = directory, config
         self.keep_tokens, self.attachments = keep_tokens, attachments
         self.kept = 0
+        self.damaged: dict[Path, str] = {}
         self.pinned: set[int] = set()
 
     def due(self, step: int) -> bool:
@@ -45,11 +46,20 @@ class Keeper:
         if not self.keep_tokens:
             ledger.collect(oldest, self.attachments)
 
+    def _damaged(self, found: Path | None) -> dict[Path, str]:
+        """Checkpoint folders newer than `found`, each with what is wrong with it."""
+        from trivet.trainer import checkpoint
+
+        folders = sorted(self.directory.glob("step_*")) if self.directory.is_dir() else []
+        newer = [path for path in folders if found is None or path.name > found.name]
+        return {path: "; ".join(checkpoint.faults(path)) for path in newer}
+
     def restore(self, trainer: Trainer, ledger: StageLedger) -> dict[str, Any]:
         """The newest whole checkpoint's state ({} without one), with the ledger brought back to it."""
         from trivet.trainer import checkpoint
 
         found = checkpoint.latest(self.directory)
+        self.damaged = self._damaged(found)
         state: dict[str, Any] = {}
         if found is not None:
             state = checkpoint.read(found, trainer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from trivet.buffer import StageLedger
@@ -15,6 +16,10 @@ from trivet.render import Renderer
 from trivet.types import Group, IssueKey
 
 _ROUNDS = 100  # a source in which so many draws in a row give nothing is not worth reading on
+
+
+class NothingToRead(RuntimeError):
+    """All of the data was read and no example of it could be used; the message counts why."""
 
 
 class Reader:
@@ -38,21 +43,37 @@ class Reader:
         """Nothing of a phase concerns reading."""
 
     async def fill(self, step: int, prompts: int, refill: Refill) -> Filled:
-        """As `Explorer.fill`: `prompts` examples ready in the ledger, dropped ones with their cause."""
+        """As `Explorer.fill`: `prompts` examples ready in the ledger, dropped ones with their cause.
+
+        Raises NothingToRead when a whole pass over the data (or a hundred rounds) gives none.
+        """
         begin = time.monotonic()
         filled = Filled()
+        read, dropped = 0, Counter[str]()
         while len(filled.accepted) < prompts and filled.rounds < _ROUNDS:
             keys = await asyncio.to_thread(refill, prompts - len(filled.accepted))
             if not keys:
                 filled.exhausted = True
                 break
             filled.rounds += 1
-            await asyncio.to_thread(self._read, step, keys, filled)
+            dropped += await asyncio.to_thread(self._read, step, keys, filled)
+            read += len(keys)
+            if not filled.accepted and read >= len(self.games):
+                break
+        if not filled.accepted and not filled.exhausted:
+            causes = ", ".join(f"{cause} {n}" for cause, n in dropped.most_common())
+            raise NothingToRead(
+                f"stage {self.ledger.name}, step {step}: none of {read} examples in a row can be trained on "
+                f"({causes}); look at max_length ({self.max_length or 'no limit'}) and at the answers in the "
+                "data"
+            )
         filled.seconds = time.monotonic() - begin
         return filled
 
-    def _read(self, step: int, keys: Sequence[IssueKey], filled: Filled) -> None:
+    def _read(self, step: int, keys: Sequence[IssueKey], filled: Filled) -> Counter[str]:
+        """Store what `keys` give; how many were dropped for what."""
         made: list[Group] = []
+        dropped = Counter[str]()
         for key in keys:
             try:
                 made.append(
@@ -67,7 +88,9 @@ class Reader:
             except ExampleDropped as reason:
                 self.ledger.filtered(key, reason.cause, step=step)
                 self.warn(f"dropped_{reason.cause}", f"example {key}: {reason}")
-                filled.failed += 1
+                dropped[reason.cause] += 1
         self.ledger.put_all(made)
         filled.accepted += made
+        filled.failed += dropped.total()
         self.advance(len(made))
+        return dropped

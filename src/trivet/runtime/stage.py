@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ from trivet.runtime.keep import Keeper
 from trivet.runtime.stop import Stopped, StopRequest
 from trivet.runtime.supply import Supply
 from trivet.runtime.sync import Synchroniser
+from trivet.runtime.thread import WorkThread
 from trivet.runtime.watchdog import StepTimeout, watching
 from trivet.types import Group
 
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 USED_UP = "all tasks are used up"
+_DUMP_S = 0.5  # a step that is over its time gets this much more, in which the stacks are written
+_END_S = 5.0  # for what the trainer is at when a stage ends early
+
+
+class NothingTrained(RuntimeError):
+    """A training stage came to its end without a single step; the message says what became of its tasks."""
 
 
 @dataclass(slots=True)
@@ -79,24 +86,23 @@ class StageRun:
         self.step_timeout_s = step_timeout_s
         self.evals: dict[str, float] = {}
         self.trained_s = 0.0
-        self._doing, self._evaluated = "starting", -1
-        # One thread for all of the trainer's work: torch keeps its worker threads with the thread that calls
-        # it.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self.trained, self._evaluated = 0, -1  # the step whose weights the trainer holds; the last evaluated
+        self._doing = "starting"
+        self._thread = WorkThread("trainer")
 
     # -- the loop --------------------------------------------------------------------------------
 
     async def run(self) -> Outcome:
         """Go on from the last checkpoint (or the start) to the end. Raises Stopped at a safe point."""
-        step, why = await self.resume()
+        why = await self.resume()
         while why is None:
-            step += 1
+            step = self.trained + 1
             try:
                 with watching(self.step_timeout_s, self.folder / "stacks.txt"):
-                    async with asyncio.timeout(self.step_timeout_s):
+                    async with asyncio.timeout(self.step_timeout_s + _DUMP_S):
                         why = await self.step(step)
             except Stopped:
-                await self.keep_if_exact(step - 1)
+                await self.keep_if_exact(self.trained)
                 raise
             except TimeoutError:
                 raise StepTimeout(
@@ -104,11 +110,8 @@ class StageRun:
                     f"(runtime.step_timeout_s) while {self._doing}; the stacks of all threads are in "
                     f"{self.folder / 'stacks.txt'}. Start the run again: it goes on from the last checkpoint"
                 ) from None
-            if why == USED_UP:
-                step -= 1
-                await self.evaluate(step, last=True)
-        await self.keep(step, done=why)
-        return Outcome(step, why, self.evals)
+        await self.keep(self.trained, done=why)
+        return Outcome(self.trained, why, self.evals)
 
     async def step(self, step: int) -> str | None:
         """One step; why the stage ends with it, or None."""
@@ -117,9 +120,14 @@ class StageRun:
         experience = await self.experience(step, settings)
         filled = experience.filled
         if experience.lease is None:
+            if self.trained == 0:
+                raise NothingTrained(self._unusable(filled))
+            self._doing = "evaluating"
+            await self.evaluate(self.trained, last=True)
             return USED_UP
         self._doing = "training"
         metrics = await self.train(step, settings, experience)
+        self.trained = step
         self._doing = "bringing the weights to the engine"
         metrics |= await self.sync(step, settings)
         self.trained_s += time.monotonic() - begin
@@ -134,7 +142,6 @@ class StageRun:
         if why is None and self.keeper.due(step) and self.exact(step):
             await self.keep(step)
         if why is None and self.stop:
-            await self.keep_if_exact(step)
             raise Stopped(f"stopped by {self.stop.reason}")
         return why
 
@@ -214,7 +221,7 @@ class StageRun:
             return {}
         begin = time.monotonic()
         tensors = await self.in_trainer(self.trainer.state_tensors)
-        out = await self.synchroniser.sync(step, tensors, self.trainer.logprobs_of)
+        out = await self.synchroniser.sync(step, tensors, self.trainer.logprobs_of, self.in_trainer)
         return out | {"time/sync_s": time.monotonic() - begin}
 
     async def evaluate(self, step: int, *, last: bool = False) -> str | None:
@@ -222,28 +229,31 @@ class StageRun:
         if self.evaluator is None or step == self._evaluated or not self.evaluator.due(step, last):
             return None
         await self.publish(step)
-        self._evaluated = step
         results = await self.evaluator.run_all(step)
+        self._evaluated = step
         self.evals = {f"eval/{r.name}/{key}": value for r in results for key, value in r.metrics.items()}
         if crossed(self.stage.until, self.evals):
             return f"{self.stage.until.metric} = {self.evals[self.stage.until.metric]:.3f}"  # type: ignore[union-attr]
         return None
 
-    async def resume(self) -> tuple[int, str | None]:
-        """Restore the last checkpoint: (its step, why the stage had ended)."""
+    async def resume(self) -> str | None:
+        """Restore the last checkpoint and do what was still to do after its step; why the stage is over."""
         state = await self.in_trainer(lambda: self.keeper.restore(self.trainer, self.ledger))
-        step = int(state.get("step", 0))
+        for path, fault in self.keeper.damaged.items():
+            self.monitor.warn("checkpoint", f"{path} is passed over: {fault}")
+        self.trained = step = int(state.get("step", 0))
         self.trained_s, self.evals = float(state.get("trained_s", 0.0)), dict(state.get("evals", {}))
         if self.synchroniser is not None:
             self.synchroniser.version = state.get("version")
         self.monitor.rewind(self.stage.name, step if state else -1)
         if state.get("done"):
-            return step, str(state["done"])
-        self._evaluated = step if step else -1
+            return str(state["done"])
+        self._evaluated = int(state.get("evaluated", -1))
         if self.stage.mode == "both":
             await self.publish(step)
-        why = await self.evaluate(0) if step == 0 else None
-        return step, why
+        why = self._ended(step) if step else None
+        # A stop during the evaluation leaves a checkpoint from before it.
+        return await self.evaluate(step, last=why is not None) or why
 
     def exact(self, step: int) -> bool:
         """Whether a run that goes on after `step` can sample as this one would: only where the schedule
@@ -267,6 +277,7 @@ class StageRun:
             "step": step,
             "trained_s": self.trained_s,
             "evals": self.evals,
+            "evaluated": self._evaluated,
             "done": done,
             "version": self.synchroniser.version if self.synchroniser else None,
         }
@@ -274,13 +285,24 @@ class StageRun:
 
     async def in_trainer(self, work: Callable[[], _Result]) -> _Result:
         """Run `work` on the trainer's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await self._thread.run(work)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True)
-        self.trainer.close()
+        """End the trainer; one that hangs is left behind, and ends with the process."""
+        if self._thread.close(_END_S):
+            self.trainer.close()
+        else:
+            self.monitor.warn("trainer", f"left behind while {self._doing}: no end within {_END_S:.0f} s")
 
     # -- what is said of it ----------------------------------------------------------------------
+
+    def _unusable(self, filled: Filled) -> str:
+        causes = Counter(cause for _, cause in filled.dropped) + Counter(failed=filled.failed)
+        counted = ", ".join(f"{cause} {n}" for cause, n in causes.most_common())
+        return (
+            f"stage {self.stage.name}: all of its {len(self.supply.task_ids)} tasks are used up and not one "
+            f"could be trained on ({counted}); look at explorer.window and at the tasks"
+        )
 
     def _ended(self, step: int) -> str | None:
         if self.stage.steps is not None and step >= self.stage.steps:

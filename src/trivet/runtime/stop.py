@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
+_CLEAN_S = 30.0  # for cancelled work to give back what it holds
 
 
 class Stopped(Exception):
@@ -67,4 +68,4 @@ class StopRequest:
             stop.cancel()
             if not job.done():
                 job.cancel()
-                await asyncio.wait({job})
+                await asyncio.wait({job}, timeout=_CLEAN_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,18 +42,21 @@ class Synchroniser:
         self.step: int | None = None
 
     async def sync(
-        self, step: int, tensors: Mapping[str, Any], probe: Callable[[np.ndarray], np.ndarray]
+        self,
+        step: int,
+        tensors: Mapping[str, Any],
+        probe: Callable[[np.ndarray], np.ndarray],
+        run: Callable[[Callable[[], dict[str, float]]], Awaitable[dict[str, float]]],
     ) -> dict[str, float]:
         """Make the engine sample with the weights after `step`; `probe` gives the trainer's
-        log-probabilities.
+        log-probabilities, `run` runs it all on the trainer's thread.
 
         Raises WeightsNotArrived (naming version and tensor, or what was waited for) and leaves the engine
         unusable until a whole update succeeds.
         """
-        work = asyncio.to_thread(self._sync, step, tensors, probe)
         try:
             async with asyncio.timeout(self.timeout_s):
-                return await work
+                return await run(lambda: self._sync(step, tensors, probe))
         except TimeoutError:
             raise WeightsNotArrived(
                 f"weights after step {step}: the engine did not take them within {self.timeout_s:.0f} s "
