@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -128,3 +129,22 @@ def test_bad_ranges_and_folders(store: AttachmentStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AttachmentError, match="cannot be made"):
         AttachmentStore(tmp_path / "file" / "heavy")
+
+
+def test_a_file_that_is_freed_meanwhile_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may free equal bytes between the look and the touch."""
+    store = AttachmentStore(tmp_path)
+    array = np.arange(5)
+    name = store.put(array, "top", 0, 1).name
+    touch = os.utime
+
+    def late(path: Path) -> None:
+        Path(path).unlink()
+        touch(path)
+
+    monkeypatch.setattr(os, "utime", late)
+    again = store.put(array, "top", 0, 1)
+    assert again.name == name
+    assert store.open(again).tolist() == [0, 1, 2, 3, 4]

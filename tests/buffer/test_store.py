@@ -288,3 +288,8 @@ def test_tables_and_statements_are_not_particular_to_sqlite() -> None:
 def test_importing_the_room_does_not_import_sqlalchemy() -> None:
     script = "import sys, trivet.buffer; sys.exit('sqlalchemy' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+
+
+def test_a_home_folder_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert sqlite_path("~/l.sqlite") == sqlite_path("sqlite:///~/l.sqlite") == "/home/me/l.sqlite"

@@ -88,3 +88,19 @@ def test_gaps_agree_with_a_walk(parents: list[int]) -> None:
             assert ledger.line(of) == walk
             expected = {v: walk.index(v) if v in walk else None for v in tree}
             assert ledger.gaps(tree, of) == expected
+
+
+def test_two_processes_cannot_seal_one_version_differently(
+    open_ledger: Callable[..., Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = open_ledger("one"), open_ledger("two")
+    version = one.new_version(1)
+    two.version(version)
+    one.seal(version, "aa")
+    monkeypatch.setattr(two._versions, "refresh", lambda: None)  # two has read it before it was sealed
+    with pytest.raises(LedgerError, match="has checksum 'aa' already"):
+        two.seal(version, "bb")
+    monkeypatch.undo()
+    two.seal(version, "aa")
+    sealed = one.version(version)
+    assert sealed is not None and sealed.checksum == "aa"

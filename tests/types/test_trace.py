@@ -179,5 +179,8 @@ def test_foreign_and_newer_blobs_are_named() -> None:
     blob[4] = 99
     with pytest.raises(CodecError, match="upgrade trivet"):
         codec.unpack(bytes(blob))
+    blob[4] = 1
+    with pytest.raises(CodecError, match="an older trivet wrote it"):
+        codec.unpack(bytes(blob))
     with pytest.raises(CodecError, match="cannot be stored"):
         codec.pack({"o": np.array([object()])}, None)

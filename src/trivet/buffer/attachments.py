@@ -61,9 +61,7 @@ class AttachmentStore:
         name = hashlib.sha256(memoryview(raw)).hexdigest()  # pyright: ignore[reportArgumentType]
         path = self.path(name)
         try:
-            if path.exists() and path.stat().st_size == raw.nbytes:
-                os.utime(path)  # `free` sees that it is in use again
-            else:
+            if not _touched(path, raw.nbytes):
                 self._write(path, raw)
         except OSError as error:
             raise AttachmentError(
@@ -146,3 +144,14 @@ class AttachmentStore:
                 self._verified.discard(name)
             freed.append(name)
         return freed
+
+
+def _touched(path: Path, size: int) -> bool:
+    """The file is there, whole, and now marked as in use again, so that `free` keeps it."""
+    try:
+        if path.stat().st_size != size:
+            return False
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True

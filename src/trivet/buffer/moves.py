@@ -222,8 +222,14 @@ def _stored(record: Record, state: State, now: float) -> dict[str, Any]:
 def find_all(connection: Connection, scope: Scope, keys: Sequence[IssueKey]) -> dict[IssueKey, Any]:
     """Rows of issues by key, few statements for many. Raises LedgerError when one was never issued."""
     wanted, rows = set(keys), {}
+    # Epochs and rounds too: without them no index serves, and all that was ever issued is read.
+    where = (
+        scope.mine,
+        issues.c.epoch.in_({key.epoch for key in keys}),
+        issues.c.round.in_({key.round for key in keys}),
+    )
     for part in chunks(sorted({key.task_id for key in keys})):
-        for row in connection.execute(sa.select(issues).where(scope.mine, issues.c.task_id.in_(part))):
+        for row in connection.execute(sa.select(issues).where(*where, issues.c.task_id.in_(part))):
             if key_of(row) in wanted:
                 rows[key_of(row)] = row
     for key in keys:

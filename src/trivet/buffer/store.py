@@ -9,6 +9,7 @@ where asked for) serves all threads that wait.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import sqlite3
 import threading
@@ -43,16 +44,16 @@ class _Op:
 
 def sqlite_path(url: str | Path) -> str:
     """The file of `url` (a path, `sqlite:///path` or `:memory:`). Raises LedgerError on other databases."""
-    text = str(url)
+    text = str(url)  # `~` at a path's start is the home folder
     if text in (MEMORY, "sqlite://", "sqlite:///:memory:"):
         return MEMORY
     if text.startswith("sqlite:///"):
-        return text.removeprefix("sqlite:///")
+        return os.path.expanduser(text.removeprefix("sqlite:///"))
     if "://" in text:
         raise LedgerError(f"buffer url {text!r}: give a file path, sqlite:///path or :memory:")
     if not text:
         raise LedgerError("buffer url is empty: give a file path, sqlite:///path or :memory:")
-    return text
+    return os.path.expanduser(text)
 
 
 def _sqlite_engine(path: str, busy_s: float, begin: str) -> Engine:

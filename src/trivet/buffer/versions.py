@@ -49,17 +49,18 @@ class VersionTable:
 
     def seal(self, version: int, checksum: str) -> None:
         """Set a version's checksum. Raises LedgerError when another one is recorded."""
-        self.refresh()
-        stored = self.get(version).checksum
-        if stored == checksum:
-            return
-        if stored:
-            raise LedgerError(
-                f"version {version} has checksum {stored!r} already; {checksum!r} is other weights"
-            )
+        self.get(version)
         here = versions.c.version == version
-        change = sa.update(versions).where(here).values(checksum=checksum)
-        self._db.write("seal", lambda c: c.execute(change).rowcount)
+
+        def run(connection: Connection) -> None:
+            stored = connection.execute(sa.select(versions.c.checksum).where(here)).scalar_one()
+            if stored and stored != checksum:
+                raise LedgerError(
+                    f"version {version} has checksum {stored!r} already; {checksum!r} is other weights"
+                )
+            connection.execute(sa.update(versions).where(here).values(checksum=checksum))
+
+        self._db.write("seal", run)
         self.refresh()
 
     def newest(self) -> Version | None:

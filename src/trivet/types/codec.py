@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = b"TRVT"
-VERSION = 1
+VERSION = 2  # 2: short columns stay plain, a trace's nodes are in the header
 _PREFIX = struct.Struct("<4sHII")
 # Only what a trace needs: no objects, no strings, nothing whose decoding could run code.
 _DTYPES = {"|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<f2", "<f4", "<f8"}
@@ -67,8 +67,11 @@ def _header(blob: bytes) -> tuple[dict[str, Any], int]:
     if magic != MAGIC:
         raise CodecError(f"blob starts with {magic!r}, not with {MAGIC!r}: not a trivet record")
     if version > VERSION:
+        raise CodecError(f"blob has format version {version}, this trivet reads {VERSION}: upgrade trivet")
+    if version < VERSION:
         raise CodecError(
-            f"blob has format version {version}, this trivet reads up to {VERSION}: upgrade trivet"
+            f"blob has format version {version}, this trivet reads {VERSION}: an older trivet wrote it; go "
+            "on with that one, or start a new run folder"
         )
     body = _PREFIX.size + length
     text = blob[_PREFIX.size : body]
