@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from trivet.render.files import quiet
 from trivet.trainer import attention, fast
 from trivet.trainer.attention import AttentionPlan
 from trivet.trainer.head import Head
@@ -231,17 +232,3 @@ class _Again:
             return function(*args)
         finally:
             self.layer.training = True
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of transformers' own: a run has one of its own."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
