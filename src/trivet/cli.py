@@ -116,11 +116,11 @@ def _print_plan(preview: Plan) -> None:
 
 def _algorithms(recipe: Recipe) -> dict[str, Algorithm]:
     """Each training stage's algorithm. Raises AlgorithmError, RecipeError."""
-    from trivet.algorithms import resolve
+    from trivet.algorithms import resolve_all
     from trivet.rewards.load import import_all
 
     import_all(recipe.imports)
-    return {stage.name: resolve(stage.algorithm) for stage in recipe.stages if stage.mode != "bench"}
+    return resolve_all(recipe)
 
 
 def _preview(recipe: Recipe) -> Plan:
@@ -166,8 +166,13 @@ def tasks_show(
     """The prompts that come out of a taskset, and what their verifier gets."""
     from trivet.tasks import load_tasks
 
+    shown: dict[str, str] = {}
     for title, config, its_seed in _tasksets(source, overrides or (), seed):
         taskset = load_tasks(config, seed=its_seed)
+        if first := shown.get(taskset.fingerprint):
+            typer.echo(f"{title}: the same {len(taskset.tasks):,} tasks as {first}")
+            continue
+        shown[taskset.fingerprint] = title
         typer.echo(f"{title}: {len(taskset.tasks):,} tasks, fingerprint {taskset.fingerprint}")
         for task in taskset.tasks[:count]:
             _print_task(task)
