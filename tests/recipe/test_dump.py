@@ -68,6 +68,7 @@ _recipe = st.builds(
         policy=_some(
             model=st.sampled_from(["some/model", {"hidden": 8}]), system_prompt=_words, template_args=_free
         ),
+        models=st.dictionaries(_names, st.just({"model": "judge"}), max_size=2),
         monitor=_some(show=st.lists(_words, max_size=2)),
     ),
 )

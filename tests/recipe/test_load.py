@@ -363,16 +363,6 @@ def test_a_bench_stage_takes_no_default_tasks(write: Write) -> None:
     assert [len(stage.tasks) for stage in recipe.stages] == [1, 0]
 
 
-def test_keys_that_nothing_read_are_gone(write: Write) -> None:
-    for text in (
-        "models: {judge: {model: a}}",
-        "runtime: {verifier_workers: 3}",
-        "buffer: {requeue: [surplus]}",
-    ):
-        with pytest.raises(RecipeError):
-            load_recipe(write(f"{text}\nstages: [{{name: rl, steps: 1}}]"))
-
-
 def test_numbers_of_thousands_of_digits(write: Write) -> None:
     with pytest.raises(RecipeError, match="Exceeds the limit"):
         load_recipe(write(f"seed: {'9' * 5000}\nstages: [{{name: rl, steps: 1}}]"))

@@ -85,11 +85,13 @@ def test_several_updates_a_batch(tmp_path: Path) -> None:
 
 
 def test_phases_change_settings(tmp_path: Path) -> None:
-    phases = [{"from": 2, "set": {"trainer.lr": 0.5, "sampling.max_tokens": 2}}]
+    phases = [{"from": 2, "set": {"trainer.lr": 0.5, "sampling.max_tokens": 2, "algorithm.tis": None}}]
     run(tmp_path, epochs=None, steps=2, phases=phases)
     first, second = lines(tmp_path)
     assert (first["train/lr"], second["train/lr"]) == (0.01, 0.5)
     assert first["rollout/length_max"] > 2 >= second["rollout/length_max"]
+    assert "train/pg/tis_factor" in first
+    assert "train/pg/tis_factor" not in second
 
 
 def test_the_last_batch_is_what_is_left(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from trivet.algorithms.registry import (
     register_objective,
     registered,
     resolve,
+    resolve_all,
 )
 
 __all__ = [
@@ -60,5 +61,6 @@ __all__ = [
     "register_objective",
     "registered",
     "resolve",
+    "resolve_all",
     "stream_loss",
 ]

@@ -30,6 +30,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from trivet.algorithms.base import NEEDS, UNITS, Algorithm, AlgorithmError, Part, StreamSpec
+from trivet.recipe import Recipe
 
 PartSpec = str | dict[str, Any]
 """A part as a recipe writes it: its name, or {kind: name, option: value, ...}."""
@@ -274,6 +275,20 @@ def resolve(spec: str | Mapping[str, Any]) -> Algorithm:
     algorithm = replace(algorithm, kind=name, options={**defaults, **bound})
     check(algorithm)
     return algorithm
+
+
+def resolve_all(recipe: Recipe) -> dict[str, Algorithm]:
+    """The algorithms of a recipe's training stages by name, of their phases as `stage@step`.
+
+    Raises what `resolve` raises.
+    """
+    out: dict[str, Algorithm] = {}
+    for stage in recipe.stages:
+        if stage.mode != "bench":
+            out[stage.name] = resolve(stage.algorithm)
+            phases = {f"{stage.name}@{phase.from_step}": stage.at(phase.from_step) for phase in stage.phases}
+            out |= {name: resolve(later.algorithm) for name, later in phases.items()}
+    return out
 
 
 def check(algorithm: Algorithm) -> None:

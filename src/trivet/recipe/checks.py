@@ -69,11 +69,12 @@ def check_recipe(
     """All refusals, in the recipe's order. Empty: the recipe can be run."""
     problems = [*_policy(recipe), *_lease(recipe)]
     for stage in recipe.stages:
-        variants = [stage, *(stage.at(phase.from_step) for phase in stage.phases)]
+        variants = {stage.name: stage}
+        variants |= {f"{stage.name}@{p.from_step}": stage.at(p.from_step) for p in stage.phases}
         found: dict[str, None] = {}
-        for variant in variants:
+        for name, variant in variants.items():
             found |= dict.fromkeys(_stage(variant, tasks.get(stage.name), shape))
-            algorithm = algorithms.get(stage.name)
+            algorithm = algorithms.get(name, algorithms.get(stage.name))
             if algorithm is not None and stage.mode != "bench":
                 has = {**provided(variant), **gives.get(stage.name, {})}
                 found |= dict.fromkeys(_algorithm(variant, algorithm, has))

@@ -144,8 +144,8 @@ def plan(
     """The derived numbers and refusals of a recipe. Never raises for them: see `Plan.check`.
 
     By stage name: `tasks`, how many tasks it trains on; `eval_tasks`, how many its evaluations hold;
-    `algorithms`, what `trivet.algorithms.resolve` made of its algorithm (without it, nothing is refused on
-    the algorithm's behalf); `gives`, what is provided beyond `checks.provided`: need -> who. `shape` of the
+    `algorithms`, what `trivet.algorithms.resolve_all` gives (without it, nothing is refused on the
+    algorithms' behalf); `gives`, what is provided beyond `checks.provided`: need -> who. `shape` of the
     policy, by default read from the recipe or a local directory.
     """
     shape = shape or policy_shape(recipe)

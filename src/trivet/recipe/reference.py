@@ -44,6 +44,7 @@ _ORDER = (
     schema.Buffer,
     schema.Weights,
     schema.Monitor,
+    schema.AuxModel,
 )
 
 
@@ -61,7 +62,9 @@ def reference() -> str:
 
 def _title(model: type[BaseModel]) -> str:
     words = re.sub(r"(?<!^)(?=[A-Z])", " ", model.__name__).lower()
-    return {"recipe": "the file", "tiny model": "policy.model (tiny)"}.get(words, words)
+    return {"recipe": "the file", "aux model": "models (each)", "tiny model": "policy.model (tiny)"}.get(
+        words, words
+    )
 
 
 def _row(name: str, field: FieldInfo) -> str:

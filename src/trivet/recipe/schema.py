@@ -71,6 +71,14 @@ class Policy(Section):
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of the weights that sample")
 
 
+class AuxModel(Section):
+    """A model that helps (judge, reference, teacher); named under `models:`."""
+
+    model: Location = Field(description="directory or hub name")
+    revision: str | None = Field(default=None, description="of a hub name")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of its weights")
+
+
 class Engine(Section):
     """Who samples."""
 
@@ -299,8 +307,8 @@ class Buffer(Section):
         default=True,
         description="keep the tokens of what was trained; false: free what the oldest kept checkpoint covers",
     )
-    requeue: list[Literal["failed"]] = Field(
-        default_factory=lambda: ["failed"],
+    requeue: list[Literal["surplus", "failed"]] = Field(
+        default_factory=lambda: ["surplus", "failed"],
         description="which prompts that came to nothing are played once more",
     )
 
@@ -319,7 +327,7 @@ class Weights(Section):
 FIXED_IN_PHASES = (
     *("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length"),
     # Read once, when the stage is put together:
-    *("algorithm", "tasks", "engine", "checkpoints", "eval", "batch.micro_tokens", "explorer.concurrency"),
+    *("tasks", "engine", "checkpoints", "eval", "batch.micro_tokens", "explorer.concurrency"),
     *("trainer.dtype", "trainer.gradient_checkpointing"),
 )
 
@@ -409,6 +417,7 @@ class Recipe(Section):
     seed: int = Field(default=0, description="everything random follows from it")
     output: Location = Field(default="runs/{name}", description="run folder; {name} is filled in")
     policy: Policy = Field(default_factory=Policy, description="the model that is trained")
+    models: dict[str, AuxModel] = Field(default_factory=dict, description="models that help, by name")
     runtime: Runtime = Field(default_factory=Runtime, description="on what the run takes place")
     buffer: Buffer = Field(default_factory=Buffer, description="where experience is kept")
     weights: Weights = Field(default_factory=Weights, description="how weights travel")

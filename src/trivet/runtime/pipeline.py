@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trivet.algorithms import resolve
+from trivet.algorithms import resolve_all
 from trivet.buffer import Ledger
 from trivet.monitor import Monitor, StageHandle
 from trivet.recipe import Recipe, Stage, plan, policy_shape, resolve_secrets
@@ -65,8 +65,7 @@ def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> R
     errors.
     """
     import_all(recipe.imports)
-    algorithms = {s.name: resolve(s.algorithm) for s in recipe.stages if s.mode != "bench"}
-    plan(recipe, algorithms=algorithms).check()
+    plan(recipe, algorithms=resolve_all(recipe)).check()
     folder = RunFolder.open(recipe, fresh=fresh)
     try:
         monitor = Monitor(folder.path, **recipe.monitor.model_dump(), quiet=quiet)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trivet.algorithms import NothingToTrain
+from trivet.algorithms import NothingToTrain, resolve
 from trivet.explorer import Filled, reward_metrics, rollout_metrics
 from trivet.recipe import Stage, sampled_after
 from trivet.runtime.evaluation import Evaluator, crossed
@@ -151,6 +151,7 @@ class StageRun:
         """The stage's settings at `step`, handed to everyone they concern."""
         settings = self.stage.at(step)
         if settings is not self.stage:
+            self.algorithm = resolve(settings.algorithm)
             self.trainer.set(settings.trainer)
             self.source.settle(settings)
         return settings

@@ -4,8 +4,8 @@ What was thrown away: an exponential random number per symbol (40 ms a step at 3
 needs one uniform number: it picks a block of the vocabulary by the inverse of the cumulative distribution,
 then a token inside the block. The log-probability comes from the same softmax.
 
-A request's uniforms are SplitMix64's (Steele, Lea and Flood 2014) with its seed as the state, which is a counter:
-they depend neither on the batch nor on what else is running.
+A request's uniforms are SplitMix64's (Steele, Lea and Flood 2014) with its seed as the state, which is a
+counter: they depend neither on the batch nor on what else is running.
 """
 
 from __future__ import annotations
