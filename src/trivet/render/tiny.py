@@ -78,7 +78,8 @@ def _model_config(config: TinyModel, tokenizer: Any) -> Any:
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        # No pad_token_id: its row would start at zero, and the norm after it would blow up what flows back.
+        pad_token_id=None,
         dtype="float32",
     )
 
