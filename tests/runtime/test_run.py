@@ -30,6 +30,7 @@ from trivet.explorer import TooManyUnscored
 from trivet.recipe import RecipeError
 from trivet.runtime import RunFolderError, SetupError, run_recipe
 from trivet.runtime.pipeline import RunResult
+from trivet.runtime.stage import joined
 from trivet.tasks import TasksetError
 
 
@@ -82,6 +83,31 @@ def test_several_updates_a_batch(tmp_path: Path) -> None:
     batch = {"prompts": 8, "group": GROUP, "updates_per_batch": 4}
     run(tmp_path, epochs=None, steps=2, batch=batch, explorer=window)
     assert [line["train/updates"] for line in lines(tmp_path)] == [4, 8]
+
+
+def test_metrics_of_several_updates() -> None:
+    first = {
+        "time/train_s": 1.0,
+        "train/lr": 0.1,
+        "train/kl": 0.0,
+        "train/pg/tokens": 5.0,
+        "train/d_max": 3.0,
+    }
+    second = {
+        "time/train_s": 2.0,
+        "train/lr": 0.2,
+        "train/kl": 0.4,
+        "train/pg/tokens": 7.0,
+        "train/d_max": 1.0,
+    }
+    assert joined([first, second, {"train/skipped": 1.0}]) == {
+        "time/train_s": 3.0,
+        "train/lr": 0.2,
+        "train/kl": 0.2,
+        "train/pg/tokens": 12.0,
+        "train/d_max": 3.0,
+        "train/skipped": 1.0,
+    }
 
 
 def test_phases_change_settings(tmp_path: Path) -> None:

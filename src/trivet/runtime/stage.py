@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,6 +57,27 @@ class Outcome:
     step: int
     why: str
     evals: dict[str, float]
+
+
+_SUMMED = ("train/micro_batches", "train/tokens_trained", "train/tokens_forwarded", "train/tokens_shared")
+_LAST = ("train/lr", "train/updates", "train/bad_updates")
+
+
+def joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a step's updates as one: times and counts summed, maxima kept, counters and the learning
+    rate as they are after the last, all else averaged over the updates that gave it."""
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
+        if name.startswith("time/") or name in _SUMMED or name.endswith("/tokens"):
+            out[name] = sum(values)
+        elif name in _LAST:
+            out[name] = values[-1]
+        elif name.endswith("_max"):
+            out[name] = max(values)
+        else:
+            out[name] = sum(values) / len(values)
+    return out
 
 
 class StageRun:
@@ -205,8 +226,7 @@ class StageRun:
         self.trainer.annotate(batch, self.algorithm.annotations(updates))
         prepared = prepare(batch, self.algorithm)
         metrics = {f"train/{name}": value for name, value in prepared.counters.items()}
-        for part in split(prepared, updates):
-            metrics |= self.trainer.update(part, step=step)
+        metrics |= joined([self.trainer.update(part, step=step) for part in split(prepared, updates)])
         metrics["time/train_s"] = time.monotonic() - begin
         return metrics
 
