@@ -81,6 +81,11 @@ class StagePlan:
             out += [("", f"{human_bytes(size):>10}  {what}") for what, size in self.memory.items()]
         return out + [("note", note) for note in self.notes]
 
+    def _steps_line(self) -> str:
+        """How many, and by what they end where a number of steps is not all there is to it."""
+        count = _count(self.steps)
+        return count if self.ends == f"steps {count}" else f"at most {count} ({self.ends})"
+
     def _training_lines(self) -> list[tuple[str, str]]:
         unit = "examples" if self.mode == "train" and self.group == 1 else "rollouts"
         batch = f"{self.rollouts_per_step:,} {unit}"
@@ -89,7 +94,7 @@ class StagePlan:
         out = [
             ("tasks", _count(self.tasks)),
             ("a step", f"{batch}, {self.updates_per_step} optimiser update(s)"),
-            ("steps", f"{_count(self.steps)} ({self.ends})" + _passes(self.epochs)),
+            ("steps", self._steps_line() + _passes(self.epochs)),
         ]
         if self.steps is not None:
             out.append(("in all", f"at most {self.steps * self.rollouts_per_step:,} {unit}"))
