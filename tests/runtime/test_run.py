@@ -100,13 +100,14 @@ def test_metrics_of_several_updates() -> None:
         "train/pg/tokens": 7.0,
         "train/d_max": 1.0,
     }
-    assert joined([first, second, {"train/skipped": 1.0}]) == {
+    skipped = {"train/skipped": 1.0, "train/kl": 9.0}
+    assert joined([skipped, skipped]) == skipped
+    assert joined([first, skipped, second]) == {
         "time/train_s": 3.0,
         "train/lr": 0.2,
         "train/kl": 0.2,
         "train/pg/tokens": 12.0,
         "train/d_max": 3.0,
-        "train/skipped": 1.0,
     }
 
 

@@ -65,7 +65,9 @@ _LAST = ("train/lr", "train/updates", "train/bad_updates")
 
 def joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of a step's updates as one: times and counts summed, maxima kept, counters and the learning
-    rate as they are after the last, all else averaged over the updates that gave it."""
+    rate as they are after the last, all else averaged. Updates with nothing to train on count only where
+    there is no other."""
+    updates = [update for update in updates if not update.get("train/skipped")] or updates[:1]
     out: dict[str, float] = {}
     for name in dict.fromkeys(name for update in updates for name in update):
         values = [update[name] for update in updates if name in update]
