@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from trivet.algorithms.credit import ROUNDING
 from trivet.recipe.schema import Window
 from trivet.types import Group, Termination
 
@@ -16,6 +17,12 @@ def scores(group: Group) -> np.ndarray:
     return np.asarray([r.score for r in kept if r.score is not None], np.float64)
 
 
+def all_equal(reward_G: np.ndarray) -> bool:
+    """The scores are the same, but for the last bits that credit passes over too."""
+    high, low = float(reward_G.max()), float(reward_G.min())
+    return high - low <= ROUNDING * max(abs(high), abs(low))
+
+
 def reject(group: Group, window: Window | None) -> str | None:
     """Why the window drops this group; None where it stays."""
     reward_G = scores(group)
@@ -23,7 +30,7 @@ def reject(group: Group, window: Window | None) -> str | None:
         return "unscored"
     if window is None:
         return None
-    if window.not_all_equal and reward_G.min() == reward_G.max():
+    if window.not_all_equal and all_equal(reward_G):
         return "all_equal"
     mean = float(reward_G.mean())
     if mean <= window.above:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trivet.explorer.filters import scores
+from trivet.explorer.filters import all_equal, scores
 from trivet.types import Group, Rollout, Termination, Unscored
 
 SOLVED = 0.9  # a reward of at least this counts as solved
@@ -39,7 +39,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if by_group:
         out["group/all_solved"] = float(np.mean([s.min() >= SOLVED for s in by_group]))
         out["group/none_solved"] = float(np.mean([s.max() < SOLVED for s in by_group]))
-        out["group/all_equal"] = float(np.mean([s.min() == s.max() for s in by_group]))
+        out["group/all_equal"] = float(np.mean([all_equal(s) for s in by_group]))
     return out
 
 
