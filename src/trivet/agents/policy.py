@@ -15,9 +15,10 @@ from trivet.agents.conversation import Conversation
 from trivet.engine.base import Engine
 from trivet.recipe import schema
 from trivet.render.base import Rendered, Renderer
-from trivet.types import Attachment, Message, Task
+from trivet.types import Attachment, Message, Task, canonical_json
 
 _PROMPTS_KEPT = 256
+_PromptKey = tuple[int | str, ...]
 
 
 class AttachmentWriter(Protocol):
@@ -60,7 +61,7 @@ class Policy:
         self.executor = executor
         self.attachments = attachments
         self.top = top
-        self._prompts: OrderedDict[tuple[int, ...], tuple[tuple[Any, ...], Rendered]] = OrderedDict()
+        self._prompts: OrderedDict[_PromptKey, tuple[tuple[Message, ...], Rendered]] = OrderedDict()
         self._lock = threading.Lock()
 
     def conversation(
@@ -82,15 +83,17 @@ class Policy:
     def render_opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Rendered:
         """The first request of a conversation; a group's attempts share one rendering. Any thread."""
         # A group's attempts hold the same message objects; kept in the entry, so that their ids stay theirs.
-        parts = (*messages, *tools)
-        key = tuple(map(id, parts))
+        # Tools are plain objects that anybody may change: they are known by what they say.
+        kept = tuple(messages)
+        offered = canonical_json([dict(tool) for tool in tools]) if tools else ""
+        key = (*map(id, kept), offered)
         with self._lock:
             entry = self._prompts.get(key)
         rendered = entry[1] if entry is not None else None
         if rendered is None:
             rendered = self.renderer.render(messages, tools=tools, generate=True)
             with self._lock:
-                self._prompts[key] = (parts, rendered)
+                self._prompts[key] = (kept, rendered)
                 while len(self._prompts) > _PROMPTS_KEPT:
                     self._prompts.popitem(last=False)
         return rendered

@@ -208,7 +208,8 @@ class ChatML:
             base = system if system is not None else self.glue.default_system
             return f"{base}\n\n{tools_text(tools)}" if base else tools_text(tools)
         key = canonical_json([system, [dict(tool) for tool in tools]])
-        if key not in self._tools_cache:
+        text = self._tools_cache.get(key)
+        if text is None:
             header = self.glue.header
             glue = (self.glue.start, header["system"], header["user"], self.glue.close + self.glue.after)
             text = system_with_tools(self.template, glue, tools, system)
@@ -219,7 +220,7 @@ class ChatML:
             if len(self._tools_cache) >= _TOOLS_KEPT:  # tasks with tools of their own come by the thousand
                 self._tools_cache.clear()
             self._tools_cache[key] = text
-        return self._tools_cache[key]
+        return text
 
     # -- the protocol ----------------------------------------------------------------------------
 
