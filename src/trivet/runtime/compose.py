@@ -48,7 +48,6 @@ async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitSta
     check_leaks(stage, games, held)
     ledger = run.ledger.stage(stage.name, fingerprint=games.fingerprint)
     trainer = _trainer(run, stage, start, games)
-    stack.callback(trainer.close)
     context = _context(run, stage, games, held, renderer, trainer)
     engine = open_engine(run, stage, start, context, stack) if stage.mode == "both" or held else None
     source = _source(run, stage, ledger, games, renderer, engine, context)

@@ -16,7 +16,8 @@ from trivet.recipe import Recipe, dump_recipe
 # What may differ when a run goes on: how long it runs, what is shown, what it runs on. Whole names, as
 # `changed_keys` gives them: a task's or environment's own argument may have the same last part.
 _FREE = re.compile(
-    r"(?:monitor|runtime|description|stages\.\d+\.(?:steps|epochs|until|max_seconds|checkpoints))"
+    r"(?:monitor|runtime|buffer\.lease_s|description|"
+    r"stages\.\d+\.(?:steps|epochs|until|max_seconds|checkpoints))"
 )
 
 

@@ -165,6 +165,7 @@ def _setup_set_aside() -> Iterator[None]:
 
 async def _train(run: Run, stage: Stage, start: Path) -> dict[str, Any]:
     """Run one training stage to its end and export its model."""
+    gc.collect()  # what the stage before held in circles, before as much is loaded again
     async with AsyncExitStack() as stack:
         composed = await compose_stage(run, stage, start, stack)
         with _setup_set_aside():

@@ -71,7 +71,7 @@ def joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     out: dict[str, float] = {}
     for name in dict.fromkeys(name for update in updates for name in update):
         values = [update[name] for update in updates if name in update]
-        if name.startswith("time/") or name in _SUMMED or name.endswith("/tokens"):
+        if name.startswith("time/") or name in _SUMMED or name.endswith(("/tokens", "/units")):
             out[name] = sum(values)
         elif name in _LAST:
             out[name] = values[-1]
