@@ -61,7 +61,8 @@ def refuse_stored_secrets(data: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_secrets_in(value: Any) -> None:
     for key, item in value.items() if isinstance(value, dict) else ():
-        if isinstance(item, str | int) and item and _SECRET_KEY.search(str(key)):
+        secret = isinstance(item, str | int) and not isinstance(item, bool) and item
+        if secret and _SECRET_KEY.search(str(key)):
             raise ValueError(
                 f"{key!r} looks like a secret, and recipes are stored; give the name of an environment "
                 f"variable instead, e.g. {key}_env: {str(key).upper()}"

@@ -1,8 +1,8 @@
 """A container for numpy columns: compact, versioned, checked, and without pickle.
 
 Layout: magic (4 bytes), format version (u16), header length and CRC-32 (u32 each), header (JSON), then
-one zlib-compressed block per column. The header names every block's dtype, shape, offset, length and
-CRC-32, so that one column can be read without touching the others.
+one block per column, compressed with zlib where that makes it shorter. The header names every block's
+dtype, shape, offset, length and CRC-32, so that one column can be read without touching the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN_BYTES = 128  # columns up to this size are not compressed: starting the c
 
 
 class CodecError(ValueError):
-    """A blob is not one of ours, is of a newer format, or is damaged."""
+    """A blob is not one of ours, is of another format, or is damaged."""
 
 
 def _little_endian(name: str, column: np.ndarray) -> np.ndarray:
