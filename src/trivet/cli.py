@@ -267,9 +267,9 @@ def model_tiny(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="e.g. hidden=128 layers=4 seed=1")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the model that is there")] = False,
 ) -> None:
-    """Make a tiny model from random initialisation (the quick start's by default)."""
+    """Make a tiny model from random initialisation."""
     from trivet.recipe import load_section
     from trivet.recipe.schema import TinyModel
 
@@ -283,7 +283,7 @@ def model_tiny(
 def model_import(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="smollm2, or a .gguf file")],
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY")],
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the model that is there")] = False,
 ) -> None:
     """Turn a GGUF file into a model directory that can be trained (float32)."""
     from trivet.render.imports import import_gguf

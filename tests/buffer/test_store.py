@@ -264,7 +264,9 @@ def test_a_damaged_blob_names_its_rollout(
     with sqlite3.connect(tmp_path / "ledger.sqlite") as raw:
         raw.execute("UPDATE rollouts SET trace = substr(trace, 1, 300) WHERE id = 'rl/t0@1.0/1'")
     lease = stage.take(2)
-    with pytest.raises(LedgerError, match=r"rollout rl/t0@1.0/1 is damaged: .*Take its issue out with fail"):
+    with pytest.raises(
+        LedgerError, match=r"rollout rl/t0@1.0/1 cannot be read: .*take its issue out with fail"
+    ):
         lease.groups()
     stage.fail(keys[0], "damaged", 1)
     assert [g.issue for g in lease.groups()] == [keys[1]]

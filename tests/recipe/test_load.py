@@ -217,7 +217,7 @@ def test_an_override_that_no_stage_would_notice_is_refused(write: Write) -> None
         ("a..b=3", "not a dotted path"),
         ("stages.sl.steps=3", "stages has no item 'sl'; it has sft, rl, bench"),
         ("stages.9.steps=3", "stages has no item '9'"),
-        ("seed.x=3", "seed is 1, a single value"),
+        ("seed.x=3", "seed is 2, a single value"),
         ("stages.rl.steps=[", "not YAML"),
         ("stages.rl.trainer.lerning_rate=3", "did you mean `lr`?"),
         ("stages.rl.steps=many", "must be a whole number, not 'many'"),

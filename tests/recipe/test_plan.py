@@ -90,7 +90,7 @@ def test_numbers_of_an_rl_stage() -> None:
     derived = planned(recipe_of(stage), tasks={"s0": 1000}, eval_tasks={"s0": 50}).check().stage("s0")
     assert derived.rollouts_per_step == 512
     assert derived.tokens_per_step == 51_200
-    assert derived.tokens_per_step_refilled == 204_800  # one round and three refills
+    assert derived.tokens_per_step_refilled == 153_600  # three rounds
     assert derived.steps == 63  # 2 * 1000 / 32 = 62.5
     assert derived.epochs == pytest.approx(63 * 32 / 1000)
     assert derived.evaluations == 5  # at 0, 20, 40, 60 and at the end, 63

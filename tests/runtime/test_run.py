@@ -29,6 +29,7 @@ from trivet.engine.torch import TorchEngine
 from trivet.explorer import TooManyUnscored
 from trivet.recipe import RecipeError
 from trivet.runtime import RunFolderError, SetupError, run_recipe
+from trivet.runtime.compose import _updates
 from trivet.runtime.pipeline import RunResult
 from trivet.runtime.stage import joined
 from trivet.tasks import TasksetError
@@ -119,6 +120,12 @@ def test_phases_change_settings(tmp_path: Path) -> None:
     assert first["rollout/length_max"] > 2 >= second["rollout/length_max"]
     assert "train/pg/tis_factor" in first
     assert "train/pg/tis_factor" not in second
+
+
+def test_a_schedule_counts_the_updates_of_all_phases(tmp_path: Path) -> None:
+    phases = [{"from": 3, "set": {"batch.updates_per_batch": 4}}]
+    stage = recipe(tmp_path, epochs=None, steps=5, phases=phases).stages[0]
+    assert [_updates(stage, steps) for steps in (1, 2, 5)] == [1, 2, 2 + 3 * 4]
 
 
 def test_the_last_batch_is_what_is_left(tmp_path: Path) -> None:

@@ -256,7 +256,8 @@ def _load_rollout(row: Any, task: Task) -> Rollout:
         )
     except (CodecError, TraceError, SchemaError, KeyError, ValueError) as error:
         raise LedgerError(
-            f"rollout {row.id} is damaged: {error}. Take its issue out with fail(key, 'damaged', tries=1)"
+            f"rollout {row.id} cannot be read: {error}. Unless another version of trivet reads it, take its "
+            "issue out with fail(key, 'damaged', tries=1)"
         ) from error
     rollout.task = task
     return rollout

@@ -191,7 +191,7 @@ def _stage_plan(
         steps=steps,
         ends=_ends(stage),
         max_tokens=stage.sampling.max_tokens,
-        rounds=1 + window.max_rounds if window else 1,
+        rounds=window.max_rounds if window else 1,
         evaluations=_evaluations(stage, steps, models),
         eval_rollouts=None if eval_tasks is None else eval_tasks * stage.eval.samples,
         checkpoints=_checkpoints(stage, steps),

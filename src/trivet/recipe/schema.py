@@ -87,7 +87,7 @@ class Engine(Section):
     context: PositiveInt | None = Field(
         default=None, description="tokens per sequence; default: what the stage needs"
     )
-    deterministic: bool | None = Field(default=None, description="default: true in mode both")
+    deterministic: bool | None = Field(default=None, description="same seeds, same bits; default: true")
     fused: bool = Field(default=True, description="use the fused path where the model's shape allows")
     top: int = Field(default=0, ge=0, description="top-k log-probabilities stored per sampled token")
     request_timeout_s: float = Field(default=600.0, gt=0, description="deadline of one generation")
@@ -173,7 +173,8 @@ class Window(Section):
     upto: float = Field(default=1.0, description="mean rewards above this are dropped")
     not_all_equal: bool = Field(default=False, description="drop groups whose rewards are all equal")
     max_rounds: PositiveInt = Field(
-        default=4, description="refill rounds before the step goes on with what there is"
+        default=4,
+        description="rounds of sampling, the first included, before a step goes on with what it has",
     )
 
 

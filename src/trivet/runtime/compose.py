@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,8 +144,14 @@ def _trainer(run: Run, stage: Stage, start: Path, games: Games) -> Trainer:
         device=run.recipe.runtime.device,
         seed=run.recipe.seed,
         micro_tokens=stage.batch.micro_tokens,
-        total_steps=steps * stage.batch.updates_per_batch if steps is not None else None,
+        total_steps=_updates(stage, steps) if steps is not None else None,
     )
+
+
+def _updates(stage: Stage, steps: int) -> int:
+    """Optimiser updates of `steps` steps; a phase may change how many a step makes."""
+    starts = sorted({1, *(phase.from_step for phase in stage.phases if phase.from_step <= steps), steps + 1})
+    return sum((end - at) * stage.at(at).batch.updates_per_batch for at, end in pairwise(starts))
 
 
 def _context(

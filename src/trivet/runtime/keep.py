@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +55,20 @@ class Keeper:
         newer = [path for path in folders if found is None or path.name > found.name]
         return {path: "; ".join(checkpoint.faults(path)) for path in newer}
 
+    @staticmethod
+    def _aside(path: Path) -> Path:
+        """Out of the way under another name: it must not count as the newest when old ones are removed."""
+        target = path.with_name(f"damaged_{path.name}")
+        if target.exists():
+            shutil.rmtree(target)
+        return path.rename(target)
+
     def restore(self, trainer: Trainer, ledger: StageLedger) -> dict[str, Any]:
         """The newest whole checkpoint's state ({} without one), with the ledger brought back to it."""
         from trivet.trainer import checkpoint
 
         found = checkpoint.latest(self.directory)
-        self.damaged = self._damaged(found)
+        self.damaged = {self._aside(path): fault for path, fault in self._damaged(found).items()}
         state: dict[str, Any] = {}
         if found is not None:
             state = checkpoint.read(found, trainer)

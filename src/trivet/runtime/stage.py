@@ -103,6 +103,7 @@ class StageRun:
         step_timeout_s: float,
     ) -> None:
         self.stage, self.folder, self.algorithm = stage, folder, algorithm
+        self._algorithm = stage.algorithm
         self.ledger, self.supply, self.source = ledger, supply, source
         self.trainer, self.synchroniser, self.evaluator = trainer, synchroniser, evaluator
         self.keeper, self.monitor, self.stop = keeper, monitor, stop
@@ -174,7 +175,8 @@ class StageRun:
         """The stage's settings at `step`, handed to everyone they concern."""
         settings = self.stage.at(step)
         if settings is not self.stage:
-            self.algorithm = resolve(settings.algorithm)
+            if settings.algorithm != self._algorithm:  # a part may keep something between steps
+                self.algorithm, self._algorithm = resolve(settings.algorithm), settings.algorithm
             self.trainer.set(settings.trainer)
             self.source.settle(settings)
         return settings
