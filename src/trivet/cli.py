@@ -342,7 +342,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     except (typer.Abort, KeyboardInterrupt):
         typer.echo("interrupted", err=True)
         return INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # said in a line where it is one of ours, else raised on
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # wrong usage, in the parser's own words
             error.show()  # type: ignore[attr-defined]
             return USAGE

@@ -160,7 +160,7 @@ def _file(path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # half-run, it must not be found by the next import
         del sys.modules[name]
         raise
     return module

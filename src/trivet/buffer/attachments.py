@@ -79,7 +79,7 @@ class AttachmentStore:
                 os.fsync(file.fileno())
             faults.point("attachment.written")
             os.replace(temporary, path)
-        except Exception:
+        except BaseException:  # Ctrl-C too: no half-written file stays behind
             os.unlink(temporary)
             raise
 

@@ -73,7 +73,7 @@ class Ledger:
         try:
             self._db.write("opening", self._prepare)
             self.session = self._db.write("opening", lambda c: sessions.register(c, owner, clock()))
-        except BaseException:
+        except BaseException:  # whatever ends the opening: its writer thread must not stay
             self._db.close()
             raise
         self._versions = VersionTable(self._db)

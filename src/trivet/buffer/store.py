@@ -219,7 +219,7 @@ class Database:
                     results.append(op.run(self._connection))
                 faults.point("commit")
             faults.point("committed")
-        except Exception as error:
+        except Exception as error:  # any operation's: it goes to who asked for it
             # The whole transaction is undone. Refusals are rare: each operation then meets its fate alone.
             if len(batch) > 1:
                 for op in batch:

@@ -146,7 +146,7 @@ class Explorer:
             now = list(keys[start : start + wave])
             try:
                 groups = await self.play_groups(now)
-            except BaseException:
+            except BaseException:  # cancellation too
                 # Nothing of this wave was stored: give it and what was to follow back.
                 await asyncio.shield(asyncio.to_thread(self.ledger.abandon, list(keys[start:])))
                 raise

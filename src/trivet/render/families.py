@@ -84,7 +84,12 @@ class Family:
             config = library.configs._config_class_for(kind)(thinking_retention="all")
             config = library.base.merge_chat_template_kwargs(config, template_args)
             self._inner = library.base.create_renderer(tokenizer, config)
-        except (ValueError, AssertionError, NotImplementedError, TypeError) as error:
+        except (
+            ValueError,
+            AssertionError,
+            NotImplementedError,
+            TypeError,
+        ) as error:  # the library's refusals
             raise RenderError(
                 f"renderer {kind} does not fit this tokenizer or its arguments: {error}"
             ) from error

@@ -44,7 +44,7 @@ def load_file(path: str | Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # half-run, it must not be found by the next import
         del sys.modules[name]
         raise
     return module

@@ -200,7 +200,7 @@ class WorkerPool:
                 with self._lock:
                     self._live[worker.pid] = worker
             self._await_ready(ours, f"a worker of {self.target!r}")
-        except BaseException:
+        except BaseException:  # nobody else holds this end
             ours.close()
             raise
         return worker
@@ -232,7 +232,7 @@ class WorkerPool:
             path = [entry or os.getcwd() for entry in sys.path]
             frames.send(zygote.control, {**self._config, "path": path}, time.monotonic() + _CONTROL_LIMIT_S)
             self._await_ready(zygote.control, f"the worker pool of {self.target!r}")
-        except BaseException as error:
+        except BaseException as error:  # cancelled or failed: no process stays behind
             zygote.process.kill()
             zygote.process.wait()
             if isinstance(error, frames.FrameClosed | frames.FrameTimeout):

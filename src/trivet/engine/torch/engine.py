@@ -211,7 +211,7 @@ class TorchEngine:
             check(self._model, tensors)
             try:
                 sums = load_in_place(self._model, tensors)
-            except BaseException as error:
+            except BaseException as error:  # whatever it was, the weights are half new
                 raise self._off_the_line(version, error) from error
             with self._wake:
                 self._refusal = ""
@@ -335,7 +335,7 @@ class TorchEngine:
             with torch.inference_mode():
                 while self._next():
                     self._deliver(self._scheduler.step())
-        except BaseException as error:
+        except BaseException as error:  # the thread ends: all who wait are told why
             cause = EngineError(f"the engine's thread died: {error!r}")
             cause.__cause__ = error
             with self._wake:
@@ -390,7 +390,7 @@ class TorchEngine:
             return
         try:
             future.set_result(job())
-        except BaseException as error:
+        except BaseException as error:  # the job's owner gets it, the engine goes on
             future.set_exception(error)
 
     # -- answers ---------------------------------------------------------------------------------
