@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trivet.algorithms.base import NEEDS, UNITS, Algorithm, AlgorithmError, Part, StreamSpec
 from trivet.recipe import Recipe
+from trivet.recipe.userfile import LoadError, load_file
 
 PartSpec = str | dict[str, Any]
 """A part as a recipe writes it: its name, or {kind: name, option: value, ...}."""
@@ -132,7 +131,11 @@ def _lookup(role: str, name: str) -> tuple[Any, dict[str, Any]]:
     try:
         module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # importing runs anybody's code
-        why = str(error) if isinstance(error, AlgorithmError) else f"{type(error).__name__}: {error}"
+        why = (
+            str(error)
+            if isinstance(error, AlgorithmError | LoadError)
+            else f"{type(error).__name__}: {error}"
+        )
         raise AlgorithmError(f"{role} {name!r} cannot be imported: {why}") from error
     target = getattr(module, attribute, None)
     if target is None:
@@ -151,19 +154,7 @@ def _file(path: Path) -> ModuleType:
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("__file__") == str(file):  # lazy modules stay asleep
             return module
-    if not file.is_file():
-        raise AlgorithmError(f"no such file: {file}")
-    name = f"trivet_parts_{file.stem}_{zlib.crc32(str(file).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise AlgorithmError(f"{file} cannot be imported as Python")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:  # half-run, it must not be found by the next import
-        del sys.modules[name]
-        raise
-    return module
+    return load_file(file)
 
 
 def _parameters(target: Any) -> dict[str, inspect.Parameter]:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
-import importlib.util
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from trivet.recipe.problems import Problem, RecipeError
-
-
-class LoadError(ValueError):
-    """A name does not lead to an object; the message says which part of it fails."""
+from trivet.recipe.userfile import LoadError, load_file
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -26,28 +18,6 @@ def split_target(target: str) -> tuple[str, str]:
     if not place or not name:
         raise LoadError(f"{target!r} names no object: write package.module:name or path/to/file.py:name")
     return place, name
-
-
-def load_file(path: str | Path) -> ModuleType:
-    """A Python file as a module; the same file, unchanged in place, is loaded once."""
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise LoadError(f"no such file: {file}")
-    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    name = f"trivet_user_{file.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise LoadError(f"{file} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:  # half-run, it must not be found by the next import
-        del sys.modules[name]
-        raise
-    return module
 
 
 def load_object(target: str) -> Any:
