@@ -1,7 +1,8 @@
 """The tables an update is made from, and what an algorithm is: parts, streams, weights.
 
-A batch is a flat concatenation of rows. It becomes an update in four steps, all numpy:
+A batch is a flat concatenation of rows. It becomes an update in five steps, all numpy:
 
+    shaping(batch) -> reward_N      what is rewarded beyond what the verifier said
     credit(batch) -> advantage      who is praised for what
     masks(batch) -> mask_T          which tokens may teach
     aggregation(batch, mask_T)      -> weight_T, the denominator inside, known before the first forward
@@ -33,11 +34,30 @@ PREFERENCES: Mapping[str | None, int] = {None: 0, "chosen": 1, "rejected": -1}
 
 UnitKind = Literal["row", "rollout", "group"]
 Level = Literal["token", "unit"]
+Model = Literal["policy", "critic"]
 UNITS: tuple[UnitKind, ...] = ("row", "rollout", "group")
 
 
 class AlgorithmError(ValueError):
     """An algorithm cannot be built or cannot be applied to this data; says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopColumn:
+    """The sampler's most probable tokens, ragged: token t has the entries offset_T1[t]:offset_T1[t + 1].
+
+    Tokens that were not sampled, or whose engine kept none, have no entries.
+    """
+
+    offset_T1: np.ndarray  # int64 (_T + 1,), from 0
+    id_E: np.ndarray  # int32
+    logprob_E: np.ndarray  # float32, under the sampler, at the token's temperature
+
+    def slice(self, start: int, stop: int) -> TopColumn:
+        """Tokens start..stop-1 as a column of their own."""
+        first, last = int(self.offset_T1[start]), int(self.offset_T1[stop])
+        offset_T1 = self.offset_T1[start : stop + 1] - first
+        return TopColumn(offset_T1, self.id_E[first:last], self.logprob_E[first:last])
 
 
 @dataclass(slots=True)
@@ -73,6 +93,11 @@ class Batch:
     source_N: np.ndarray  # int64 index into sources
     role_N: np.ndarray  # int8 index into ROLES
     preference_N: np.ndarray  # int8: 1 chosen, -1 rejected, 0 neither
+    raw_reward_N: np.ndarray  # float64 as the verifier gave it; `reward_N` is what shaping made of it
+    # turns: the sampled nodes of each rollout's trace, in order of creation, rollout after rollout
+    turn_rollout_W: np.ndarray  # int64
+    turn_reward_W: np.ndarray  # float64 earned at that turn; NaN: none
+    turn_state_W: np.ndarray  # int64 index into states, the situation it was taken in; -1: none
     # groups
     kind_G: np.ndarray  # int8 index into KINDS
     group_ids: tuple[str, ...]
@@ -82,6 +107,14 @@ class Batch:
     players: tuple[str, ...]
     sources: tuple[str, ...]
     causes: tuple[str, ...]  # per rollout: why it is unscored ("" where it is scored)
+    states: tuple[str, ...] = ()
+    step: int = 0  # the step it is trained at, 1, 2, ...; for parts that change with time
+    # (_N,) float64 by name: parts of the reward and numbers about the attempt; NaN: it has none of that name
+    parts: dict[str, np.ndarray] = field(default_factory=dict)
+    counters: dict[str, np.ndarray] = field(default_factory=dict)
+    top: TopColumn | None = None
+    # (_T, _L, _K) experts chosen per token, layer and choice; -1: not recorded
+    routes_T: np.ndarray | None = None
     # (_T,) arrays by name, added at take time: proximal_logp, ref_logp, value, teacher_logp ...
     annotations: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -105,6 +138,12 @@ class Batch:
     def rollout_T(self) -> np.ndarray:
         """The rollout each token belongs to."""
         return np.repeat(self.row_rollout_R, self.row_length_R)
+
+    @property
+    def turn_index_T(self) -> np.ndarray:
+        """int64 turn (_W) each token belongs to; -1: not sampled."""
+        first_N = np.searchsorted(self.turn_rollout_W, np.arange(self.rollouts))
+        return np.where(self.turn_T >= 0, first_N[self.rollout_T] + self.turn_T, -1)
 
     @property
     def truncated_N(self) -> np.ndarray:
@@ -133,27 +172,42 @@ class Batch:
         r = slice(*np.searchsorted(self.row_rollout_R, [n.start, n.stop]).tolist())
         lengths = self.row_length_R
         t = slice(int(lengths[: r.start].sum()), int(lengths[: r.stop].sum()))
-        cut = {"T": t, "R": r, "N": n, "G": slice(start, stop)}
+        w = slice(*np.searchsorted(self.turn_rollout_W, [n.start, n.stop]).tolist())
+        cut = {"T": t, "R": r, "N": n, "W": w, "G": slice(start, stop)}
         out: dict[str, Any] = {}
         for f in fields(self):
             value, axis = getattr(self, f.name), f.name.rsplit("_", 1)[-1]
-            out[f.name] = value[cut[axis]] if axis in cut else value
+            out[f.name] = value[cut[axis]] if axis in cut and value is not None else value
         out["row_T"] = out["row_T"] - r.start
         out["row_start_R"] = out["row_start_R"] - t.start
         out["row_rollout_R"] = out["row_rollout_R"] - n.start
         out["group_N"] = out["group_N"] - start
+        out["turn_rollout_W"] = out["turn_rollout_W"] - n.start
         out["group_ids"], out["issues"] = self.group_ids[start:stop], self.issues[start:stop]
         out["rollout_ids"], out["causes"] = self.rollout_ids[n], self.causes[n]
         out["annotations"] = {name: column[t] for name, column in self.annotations.items()}
+        out["parts"] = {name: column[n] for name, column in self.parts.items()}
+        out["counters"] = {name: column[n] for name, column in self.counters.items()}
+        out["top"] = self.top.slice(t.start, t.stop) if self.top is not None else None
         return Batch(**out)
+
+
+@dataclass(slots=True)
+class TopInputs:
+    """The sampler's most probable tokens at the positions of a chunk: E entries, `position_E` into its P."""
+
+    position_E: Tensor  # int64
+    sampler_E: Tensor  # log-probability under the sampler
+    logp_E: Tensor  # under the current policy, at the row's temperature; carries a gradient
 
 
 @dataclass(slots=True)
 class ObjectiveInputs:
     """What an objective sees: P positions, a chunk for token level, whole units for unit level.
 
-    All are tensors of shape (_P,) on one device; only `logp_P` (and `entropy_P` where the objective asks)
-    carries a gradient. `weight_P` holds the denominator and the (detached) correction factors.
+    All are tensors of shape (_P,) on one device; only `logp_P` (and, where a part asks for them, `entropy_P`,
+    `value_P` and `top.logp_E`) carries a gradient. `weight_P` holds the denominator and the (detached)
+    correction factors. A critic's streams read `value_P`; their `logp_P` is the sampler's.
     """
 
     logp_P: Tensor  # current policy, at the row's temperature
@@ -165,9 +219,15 @@ class ObjectiveInputs:
     ref_P: Tensor | None = None
     advantage_P: Tensor | None = None
     entropy_P: Tensor | None = None
+    value_P: Tensor | None = None  # the critic's present estimate
+    preference_P: Tensor | None = None  # 1 chosen, -1 rejected, 0 neither
+    rollout_P: Tensor | None = None  # int64 rollout of the batch; tells a pair's sides apart
+    top: TopInputs | None = None
     columns: dict[str, Tensor] = field(default_factory=dict)  # further credit columns and annotations
 
 
+Shaping = Callable[[Batch], np.ndarray]
+"""-> reward_N from `batch.reward_N` (what earlier shaping left); NaN stays NaN: no reward is made up."""
 Credit = Callable[[Batch], "np.ndarray | Mapping[str, np.ndarray]"]
 """-> advantage (_N,) or (_T,), or columns by name with "advantage" among them. NaN: no advantage (not 0)."""
 Mask = Callable[[Batch], np.ndarray]
@@ -178,6 +238,8 @@ Objective = Callable[[ObjectiveInputs], "tuple[Tensor, dict[str, Tensor]]"]
 """-> (weighted loss terms, to be summed: (_P,) or (_U,); additive statistics)."""
 Correction = Callable[[ObjectiveInputs], "tuple[Tensor, dict[str, Tensor]]"]
 """-> (factor_P, detached; additive statistics). Scales l_t; never changes the denominator."""
+Control = Callable[[float, int, Mapping[str, float]], float]
+"""(a stream's scale, the step just trained, its metrics) -> its scale for the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +248,8 @@ class Part:
 
     `traits`: what the part says about itself, e.g. `level` and `unit` ("token"/"unit" and over what),
     `advantage` (the loss is proportional to an advantage), `behaviour` (reads behaviour log-probabilities),
-    `entropy` (differentiates the entropy), `group_min` (smallest group it makes sense for).
+    `entropy` (differentiates the entropy), `group_min` (smallest group it makes sense for), `model` (whose
+    output it is a loss of: "policy" or "critic").
     """
 
     role: str
@@ -204,7 +267,8 @@ class Part:
 class StreamSpec:
     """One term of the loss: scale * sum over t of weight_t * factor_t * l_t.
 
-    `select(batch) -> bool (_N,) or (_T,)` limits it to some rollouts or tokens (None: all).
+    `select(batch) -> bool (_N,) or (_T,)` limits it to some rollouts or tokens (None: all). `control` moves
+    the scale from step to step; the run keeps where it stands.
     """
 
     name: str
@@ -213,6 +277,17 @@ class StreamSpec:
     corrections: tuple[Part, ...] = ()
     scale: float = 1.0
     select: Mask | None = None
+    control: Part | None = None
+
+    @property
+    def model(self) -> Model:
+        """Whose output it is a loss of."""
+        return self.objective.traits.get("model", "policy")
+
+    @property
+    def top(self) -> bool:
+        """A part of it reads the sampler's most probable tokens."""
+        return any("top" in p.needs for p in (self.objective, *self.corrections))
 
     @property
     def level(self) -> Level:
@@ -238,25 +313,30 @@ class Algorithm:
 
     `consumes`: kinds of group it trains on. `group_min`: smallest group that can carry a signal. `modes`:
     run modes it can train in. `proximal`: the centre of the importance ratio: "recompute" (the policy the
-    update starts from), "behaviour" (what the sampler said), None (there is no ratio).
+    update starts from), "behaviour" (what the sampler said), None (there is no ratio). `produces`: what a
+    stage under it trains; a reward model does not become the next stage's policy.
     """
 
     kind: str
     streams: tuple[StreamSpec, ...]
     credit: Part | None = None
+    shaping: tuple[Part, ...] = ()
     masks: tuple[Part, ...] = ()
     consumes: frozenset[str] = frozenset({"rollout"})
     modes: frozenset[str] = frozenset({"both", "async", "train"})
     proximal: Literal["recompute", "behaviour"] | None = None
+    produces: Literal["policy", "reward_model"] = "policy"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """Every part, each once, in the order it takes effect."""
-        out: list[Part] = [self.credit] if self.credit else []
+        out: list[Part] = list(self.shaping)
+        out += [self.credit] if self.credit else []
         out += self.masks
         for stream in self.streams:
             out += [stream.aggregation, stream.objective, *stream.corrections]
+            out += [stream.control] if stream.control else []
         return tuple(out)
 
     @property
@@ -274,6 +354,11 @@ class Algorithm:
         """An objective differentiates the entropy."""
         return any(s.objective.traits.get("entropy", False) for s in self.streams)
 
+    @property
+    def critic(self) -> bool:
+        """A value model is trained beside the policy."""
+        return any(s.model == "critic" for s in self.streams)
+
     def annotations(self, updates_per_batch: int) -> frozenset[str]:
         """Columns to put into `batch.annotations` before the first update.
 
@@ -287,7 +372,8 @@ class Algorithm:
     @property
     def credit_needs(self) -> frozenset[str]:
         """Annotations that must exist before `prepare`; the others may follow it, on active rows only."""
-        return self.credit.needs if self.credit else frozenset()
+        parts = (*self.shaping, *((self.credit,) if self.credit else ()))
+        return frozenset().union(*(part.needs for part in parts)) - {"top", "routes"}
 
 
 @dataclass(slots=True)
@@ -315,8 +401,9 @@ class Stream:
 class PreparedBatch:
     """One update's batch: streams with weights, what to forward, what was left out and why.
 
-    `row_active_R`: rows to forward. `trained_T`: positions whose log-probability some stream wants (inside
-    active rows). `mask_T` float64: train weight after masks. `update` of `updates` in this batch.
+    `row_active_R`: rows the policy forwards. `trained_T`: positions whose log-probability some stream of the
+    policy wants (inside active rows); a critic's are its streams' `active_T`. `mask_T` float64: train weight
+    after masks. `update` of `updates` in this batch. `scales`: of streams whose control has moved them.
     """
 
     batch: Batch
@@ -329,11 +416,12 @@ class PreparedBatch:
     counters: dict[str, float]
     update: int = 0
     updates: int = 1
+    scales: dict[str, float] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
         """Nothing would change: skip the optimiser's step and count it."""
-        return not bool(self.row_active_R.any())
+        return not any(bool(stream.active_T.any()) for stream in self.streams)
 
 
 class NothingToTrain(RuntimeError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trivet.algorithms.base import AlgorithmError, ObjectiveInputs, PreparedBatch, Stream
+from trivet.algorithms.base import AlgorithmError, ObjectiveInputs, PreparedBatch, Stream, TopInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,13 +32,14 @@ def stream_loss(
     logp_P: Tensor,
     *,
     entropy_P: Tensor | None = None,
-    columns: Mapping[str, Tensor] | None = None,
+    top_logp_E: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over the given positions of weight * factor * l, a scalar tensor, and its statistics.
 
     `index_P`: positions in `prepared.batch`; those that are not active in the stream are passed over.
-    `logp_P`: their log-probabilities under the current policy at the row's temperature. For unit level each
-    unit must be there whole. `columns`: further tensors (_P,) from the forward (a critic's values).
+    `logp_P`: their log-probabilities under the current policy at the row's temperature; for a critic's stream
+    its values. For unit level each unit must be there whole. `top_logp_E`: log-probabilities of the entries
+    of `batch.top` at these positions, position after position.
 
     Raises AlgorithmError for split units, missing annotations, and parts that return the wrong shape.
     """
@@ -51,8 +52,11 @@ def stream_loss(
         return logp_P.sum(), {}  # an empty sum: zero, and part of the graph
     index = np.asarray(index_P)[keep]
     x = _inputs(prepared, stream, index, logp_P)
+    if stream.spec.model == "critic":
+        x.value_P, x.logp_P = logp_P, x.behaviour_P
     x.entropy_P = None if entropy_P is None else entropy_P[pick]
-    x.columns |= {name: tensor[pick] for name, tensor in (columns or {}).items()}
+    if stream.spec.top:
+        x.top = _top(prepared, stream, np.asarray(index_P), keep, top_logp_E)
     stats: dict[str, Tensor] = {}
     factors = []
     for part in stream.spec.corrections:
@@ -75,6 +79,34 @@ def stream_loss(
     return loss, {_prefixed(stream.name, name): value for name, value in stats.items()}
 
 
+def _top(
+    prepared: PreparedBatch, stream: Stream, index_P: np.ndarray, keep: np.ndarray, logp_E: Tensor | None
+) -> TopInputs:
+    """The stored entries of the positions `index_P[keep]`."""
+    import torch
+
+    top = prepared.batch.top
+    if top is None or logp_E is None:
+        raise AlgorithmError(
+            f"stream {stream.name!r} reads the sampler's top log-probabilities, which the batch lacks: set "
+            "engine.top, and hand the trainer the attachments"
+        )
+    count_P = np.diff(top.offset_T1)[index_P]
+    kept_P = np.zeros(len(index_P), bool)
+    kept_P[keep] = True
+    start_P = top.offset_T1[index_P]
+    begin_P = np.cumsum(count_P) - count_P
+    entry_E = np.repeat(start_P - begin_P, count_P) + np.arange(int(count_P.sum()))
+    kept_E = np.repeat(kept_P, count_P)
+    position_E = np.repeat(np.arange(len(keep)), count_P[keep])
+    device = logp_E.device
+    return TopInputs(
+        position_E=torch.from_numpy(position_E).to(device),
+        sampler_E=torch.from_numpy(top.logprob_E[entry_E[kept_E]]).to(device, logp_E.dtype),
+        logp_E=logp_E[torch.from_numpy(np.flatnonzero(kept_E)).to(device)],
+    )
+
+
 def _prefixed(stream: str, name: str) -> str:
     head, _, rest = name.partition("/")
     return f"{head}/{stream}/{rest}" if head in ("max", "sum") and rest else f"{stream}/{name}"
@@ -85,11 +117,13 @@ def _inputs(prepared: PreparedBatch, stream: Stream, index: np.ndarray, logp_P: 
     import torch
 
     batch, annotations = prepared.batch, prepared.batch.annotations
+    rollout = batch.rollout_T[index]
     arrays: dict[str, np.ndarray] = {
         "weight_P": stream.weight_T[index],
         "behaviour_P": batch.logprob_T[index],
         **{name: column[index] for name, column in stream.columns.items()},
         **{name: column[index] for name, column in annotations.items()},
+        "preference_P": batch.preference_N[rollout],
     }
     block = torch.from_numpy(np.stack([np.asarray(a, np.float64) for a in arrays.values()]))
     tensors: dict[str, Any] = dict(zip(arrays, block.to(logp_P.device, logp_P.dtype), strict=True))
@@ -103,7 +137,7 @@ def _inputs(prepared: PreparedBatch, stream: Stream, index: np.ndarray, logp_P: 
     unit, units = stream.unit_T[index], 0
     if stream.level == "unit":
         unit, units = _whole_units(stream, unit)
-    known = {name: tensors.pop(name, None) for name in ("proximal_P", "ref_P")}
+    known = {name: tensors.pop(name, None) for name in ("proximal_P", "ref_P", "preference_P")}
     return ObjectiveInputs(
         logp_P=logp_P,
         weight_P=tensors.pop("weight_P"),
@@ -111,6 +145,7 @@ def _inputs(prepared: PreparedBatch, stream: Stream, index: np.ndarray, logp_P: 
         units=units,
         behaviour_P=tensors.pop("behaviour_P"),
         advantage_P=tensors.pop("advantage", None),
+        rollout_P=torch.from_numpy(rollout).to(logp_P.device),
         columns=tensors,
         **known,
     )

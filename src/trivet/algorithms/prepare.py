@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,18 +28,21 @@ def prepare(
     current_version: int | None = None,
     max_staleness: int | None = None,
     distance: Callable[[int], int] | None = None,
+    scales: Mapping[str, float] | None = None,
 ) -> PreparedBatch:
     """The whole batch as one update (`trainer.batch.split` makes several of it).
 
     `current_version` is the policy's version before the update; turns older than `max_staleness` publications
     are not trained. `distance(version)` counts publications along the line (default: version numbers are
-    consecutive). What credit reads (`algorithm.credit_needs`) must be in `batch.annotations`.
+    consecutive). `scales`: where controls have moved the streams' scales to, by stream. What shaping and
+    credit read (`algorithm.credit_needs`) must be in `batch.annotations`.
 
     Raises AlgorithmError for data the algorithm cannot train on, NothingToTrain when no token can teach.
     """
     _check(batch, algorithm, current_version, max_staleness)
-    columns = _credit(batch, algorithm)
     counters = _counts(batch, algorithm)
+    batch = _shape(batch, algorithm, counters)
+    columns = _credit(batch, algorithm)
     mask_T = batch.train_T.astype(np.float64)
     keeps = [
         ("aborted", ~batch.aborted_N[batch.rollout_T]),
@@ -55,7 +59,7 @@ def prepare(
         for name, number in _lost(batch, cause, mask_T, kept_T).items():
             counters[name] = counters.get(name, 0.0) + number
         mask_T = kept_T
-    prepared = assemble(batch, algorithm, mask_T, columns, counters)
+    prepared = assemble(batch, algorithm, mask_T, columns, counters, scales=scales)
     prepared.counters |= _unused(prepared)
     if prepared.empty:
         raise _nothing(prepared)
@@ -127,6 +131,27 @@ def _keep(batch: Batch, values: np.ndarray, what: str) -> np.ndarray:
     return keep_T
 
 
+def _shape(batch: Batch, algorithm: Algorithm, counters: dict[str, float]) -> Batch:
+    """The batch with its rewards shaped; what each part changed on average, over scored rollouts."""
+    for part in algorithm.shaping:
+        what, before_N = f"shaping {part.name!r}", batch.reward_N
+        after_N = np.asarray(part(batch), np.float64)
+        if after_N.shape != before_N.shape:
+            raise AlgorithmError(
+                f"{what} returned shape {after_N.shape}; expected one reward per rollout ({batch.rollouts},)"
+            )
+        if (np.isfinite(after_N) != np.isfinite(before_N)).any():
+            raise AlgorithmError(
+                f"{what} must keep unscored rollouts NaN and give finite rewards to the others"
+            )
+        scored_N = np.isfinite(before_N)
+        moved = float((after_N - before_N)[scored_N].mean()) if scored_N.any() else 0.0
+        name = f"shaped/{part.name}"
+        counters[name] = counters.get(name, 0.0) + moved
+        batch = replace(batch, reward_N=after_N)
+    return batch
+
+
 def _credit(batch: Batch, algorithm: Algorithm) -> dict[str, np.ndarray]:
     if algorithm.credit is None:
         return {}
@@ -175,13 +200,19 @@ def assemble(
     *,
     update: int = 0,
     updates: int = 1,
+    scales: Mapping[str, float] | None = None,
 ) -> PreparedBatch:
     """Streams of one update from what credit and masks left: its denominators are its own."""
-    streams = tuple(_stream(batch, algorithm, spec, mask_T, columns) for spec in algorithm.streams)
+    scales = scales or {}
+    streams = tuple(
+        _stream(batch, algorithm, spec, mask_T, columns, scales.get(spec.name, spec.scale))
+        for spec in algorithm.streams
+    )
     trained_T = np.zeros(batch.tokens, bool)
     weighed_T = np.zeros(batch.tokens, bool)
     for stream in streams:
-        trained_T |= stream.active_T
+        if stream.spec.model == "policy":
+            trained_T |= stream.active_T
         weighed_T |= stream.weight_T != 0
     row_active_R = np.bincount(batch.row_T[trained_T], minlength=batch.rows) > 0
     own = {
@@ -204,11 +235,17 @@ def assemble(
         counters={**counters, **own},
         update=update,
         updates=updates,
+        scales=dict(scales),
     )
 
 
 def _stream(
-    batch: Batch, algorithm: Algorithm, spec: StreamSpec, mask_T: np.ndarray, columns: dict[str, np.ndarray]
+    batch: Batch,
+    algorithm: Algorithm,
+    spec: StreamSpec,
+    mask_T: np.ndarray,
+    columns: dict[str, np.ndarray],
+    scale: float,
 ) -> Stream:
     what = f"stream {spec.name!r}"
     credited = spec.objective.traits.get("advantage", False)
@@ -216,7 +253,7 @@ def _stream(
         mask_T = mask_T * _keep(batch, spec.select(batch), f"{what}, select")
     if credited:  # no advantage is not advantage 0: such tokens are in no denominator
         mask_T = np.where(np.isnan(columns["advantage"]), 0.0, mask_T)
-    weight_T = spec.scale * np.asarray(spec.aggregation(batch, mask_T), np.float64)
+    weight_T = scale * np.asarray(spec.aggregation(batch, mask_T), np.float64)
     if weight_T.shape != mask_T.shape or not np.isfinite(weight_T).all() or weight_T[mask_T == 0].any():
         raise AlgorithmError(
             f"{what}: aggregation {spec.aggregation.name!r} must give a finite weight per token, and 0 where "

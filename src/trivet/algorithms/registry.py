@@ -19,7 +19,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -37,12 +37,14 @@ PartSpec = str | dict[str, Any]
 T = TypeVar("T", bound=Callable[..., Any])
 
 _TRAITS: dict[str, tuple[str, ...]] = {
+    "shaping": (),
     "credit": ("group_min",),
     "mask": (),
     "aggregation": (),
-    "objective": ("level", "unit", "advantage", "ratio", "behaviour", "entropy", "group_min"),
+    "objective": ("level", "unit", "advantage", "ratio", "behaviour", "entropy", "group_min", "model"),
     "correction": ("level", "unit", "ratio", "behaviour"),
-    "algorithm": (),
+    "control": (),
+    "algorithm": ("extends",),
 }
 _REGISTRY: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {role: {} for role in _TRAITS}
 
@@ -74,6 +76,11 @@ def _where(target: Any) -> str:
     return f"{target.__module__}:{target.__qualname__}"
 
 
+def register_shaping(name: str, **traits: Any) -> Callable[[T], T]:
+    """`shaping(batch) -> reward_N`. Traits: `needs`."""
+    return _register("shaping", name, traits)
+
+
 def register_credit(name: str, **traits: Any) -> Callable[[T], T]:
     """`credit(batch) -> advantage`. Traits: `needs`, `group_min`."""
     return _register("credit", name, traits)
@@ -91,7 +98,7 @@ def register_aggregation(name: str, **traits: Any) -> Callable[[T], T]:
 
 def register_objective(name: str, **traits: Any) -> Callable[[T], T]:
     """`objective(inputs) -> (loss, stats)`. Traits: `needs`, `level`, `unit`, `advantage` (proportional to
-    one), `ratio` (reads proximal_P), `behaviour` (reads behaviour_P), `entropy`, `group_min`."""
+    one), `ratio` (reads proximal_P), `behaviour` (reads behaviour_P), `entropy`, `group_min`, `model`."""
     return _register("objective", name, traits)
 
 
@@ -101,14 +108,29 @@ def register_correction(name: str, **traits: Any) -> Callable[[T], T]:
     return _register("correction", name, traits)
 
 
-def register_algorithm(name: str) -> Callable[[T], T]:
-    """`builder(*, option=default, ...) -> Algorithm`; its parameters are the recipe's options."""
-    return _register("algorithm", name, {})
+def register_control(name: str, **traits: Any) -> Callable[[T], T]:
+    """`control(scale, step, metrics) -> scale`: moves a stream's scale after each step."""
+    return _register("control", name, traits)
+
+
+def register_algorithm(name: str, *, extends: Callable[..., Any] | None = None) -> Callable[[T], T]:
+    """`builder(*, option=default, ...) -> Algorithm`; its parameters are the recipe's options.
+
+    `extends`: a builder it hands its `**parts` to; that one's options are options of this one too.
+    """
+    return _register("algorithm", name, {} if extends is None else {"extends": extends})
 
 
 def registered(role: str) -> list[str]:
-    """Names known for a role: credit, mask, aggregation, objective, correction, algorithm."""
+    """Names known for a role: shaping, credit, mask, aggregation, objective, correction, control,
+    algorithm."""
     return sorted(_REGISTRY[role])
+
+
+def lookup(role: str, name: str) -> tuple[Any, Mapping[str, Any]]:
+    """(the function or class registered under a name or at `place:name`, its traits). Raises
+    AlgorithmError."""
+    return _lookup(role, name)
 
 
 # -- building ------------------------------------------------------------------------------------
@@ -157,12 +179,27 @@ def _file(path: Path) -> ModuleType:
     return load_file(file)
 
 
-def _parameters(target: Any) -> dict[str, inspect.Parameter]:
-    """The options a target takes: keyword-only parameters of a function, all of a constructor."""
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a part or an algorithm: its default (`REQUIRED`: none) and its type."""
+
+    default: Any
+    hint: Any
+
+
+REQUIRED: Any = inspect.Parameter.empty
+
+
+def options_of(target: Any) -> dict[str, Option]:
+    """The options a target takes: keyword-only parameters of a function, all of a constructor; of a builder
+    that extends another also that one's."""
     parameters = inspect.signature(target).parameters
     whole = inspect.isclass(target)
     kinds = {inspect.Parameter.KEYWORD_ONLY} | ({inspect.Parameter.POSITIONAL_OR_KEYWORD} if whole else set())
-    return {name: p for name, p in parameters.items() if p.kind in kinds}
+    own = {name: Option(p.default, _hint(target, p)) for name, p in parameters.items() if p.kind in kinds}
+    known = (traits for known, traits in _REGISTRY["algorithm"].values() if known is target)
+    extended = next(known, {}).get("extends")
+    return own if extended is None else {**options_of(extended), **own}
 
 
 def _hint(target: Any, parameter: inspect.Parameter) -> Any:
@@ -179,17 +216,17 @@ def _hint(target: Any, parameter: inspect.Parameter) -> Any:
 
 
 def _check_options(what: str, target: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    known = _parameters(target)
+    known = options_of(target)
     out: dict[str, Any] = {}
     for name, value in options.items():
         if name not in known:
             raise AlgorithmError(f"{what}: unknown option {name!r}{nearest(name, known)}")
         try:
-            out[name] = TypeAdapter(_hint(target, known[name])).validate_python(value)
+            out[name] = TypeAdapter(known[name].hint).validate_python(value)
         except ValidationError as error:
             reasons = "; ".join(e["msg"] for e in error.errors())
             raise AlgorithmError(f"{what}: option {name}={value!r} does not fit: {reasons}") from error
-    missing = [n for n, p in known.items() if p.default is inspect.Parameter.empty and n not in out]
+    missing = [n for n, p in known.items() if p.default is REQUIRED and n not in out]
     if missing:
         raise AlgorithmError(f"{what}: needs option(s) {', '.join(missing)}")
     return out
@@ -262,7 +299,7 @@ def resolve(spec: str | Mapping[str, Any]) -> Algorithm:
         raise AlgorithmError(
             f"{what}: {_where(builder)} returned {type(algorithm).__name__}, not an Algorithm"
         )
-    defaults = {n: p.default for n, p in _parameters(builder).items()}
+    defaults = {n: p.default for n, p in options_of(builder).items()}
     algorithm = replace(algorithm, kind=name, options={**defaults, **bound})
     check(algorithm)
     return algorithm

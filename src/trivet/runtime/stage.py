@@ -109,6 +109,7 @@ class StageRun:
         self.keeper, self.monitor, self.stop = keeper, monitor, stop
         self.step_timeout_s = step_timeout_s
         self.evals: dict[str, float] = {}
+        self.scales: dict[str, float] = {}  # where controls have moved the streams' scales to
         self.trained_s = 0.0
         self.trained, self._evaluated = 0, -1  # the step whose weights the trainer holds; the last evaluated
         self._doing = "starting"
@@ -177,6 +178,7 @@ class StageRun:
         if settings is not self.stage:
             if settings.algorithm != self._algorithm:  # a part may keep something between steps
                 self.algorithm, self._algorithm = resolve(settings.algorithm), settings.algorithm
+                self.scales = {}
             self.trainer.set(settings.trainer)
             self.source.settle(settings)
         return settings
@@ -226,13 +228,24 @@ class StageRun:
         from trivet.trainer import collate, prepare, split
 
         begin = time.monotonic()
-        batch = collate(groups)
+        batch = collate(groups, step=step)
         self.trainer.annotate(batch, self.algorithm.annotations(updates))
-        prepared = prepare(batch, self.algorithm)
+        prepared = prepare(batch, self.algorithm, scales=self.scales)
         metrics = {f"train/{name}": value for name, value in prepared.counters.items()}
         metrics |= joined([self.trainer.update(part, step=step) for part in split(prepared, updates)])
+        metrics |= self._control(step, metrics)
         metrics["time/train_s"] = time.monotonic() - begin
         return metrics
+
+    def _control(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Move the scales of streams that have a control; those the step was trained with, as metrics."""
+        used: dict[str, float] = {}
+        for stream in self.algorithm.streams:
+            if stream.control is not None:
+                scale = self.scales.get(stream.name, stream.scale)
+                used[f"train/{stream.name}/scale"] = scale
+                self.scales[stream.name] = float(stream.control(scale, step, metrics))
+        return used
 
     async def sync(self, step: int, settings: Stage) -> dict[str, float]:
         """Publish where the schedule says so: after every `sync.interval` steps (mode both)."""
@@ -268,6 +281,7 @@ class StageRun:
             self.monitor.warn("checkpoint", f"{path} is passed over: {fault}")
         self.trained = step = int(state.get("step", 0))
         self.trained_s, self.evals = float(state.get("trained_s", 0.0)), dict(state.get("evals", {}))
+        self.scales = dict(state.get("scales", {}))
         if self.synchroniser is not None:
             self.synchroniser.version = state.get("version")
         self.monitor.rewind(self.stage.name, step if state else -1)
@@ -302,6 +316,7 @@ class StageRun:
             "step": step,
             "trained_s": self.trained_s,
             "evals": self.evals,
+            "scales": self.scales,
             "evaluated": self._evaluated,
             "done": done,
             "version": self.synchroniser.version if self.synchroniser else None,

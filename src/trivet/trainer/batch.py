@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,8 @@ from trivet.algorithms.base import (
     PreparedBatch,
 )
 from trivet.algorithms.prepare import assemble
-from trivet.types import Group, Pending, Rollout, Row, Unscored
+from trivet.types import Group, Pending, Rollout, Row, Scored, Unscored
+from trivet.types.trace import Origin
 
 _TOKEN_COLUMNS: dict[str, Any] = {
     "ids_T": np.int32,
@@ -32,11 +33,11 @@ _TOKEN_COLUMNS: dict[str, Any] = {
 }
 
 
-def collate(groups: Sequence[Group]) -> Batch:
+def collate(groups: Sequence[Group], *, step: int = 0) -> Batch:
     """Rows of all rollouts side by side, in the order of groups, rollouts and leaves.
 
     Every rollout is kept, trained or not: its reward belongs to its group's baseline. Rows without a trained
-    token are kept too; `prepare` marks them as not to be forwarded.
+    token are kept too; `prepare` marks them as not to be forwarded. `step`: the one it is trained at.
 
     Raises AlgorithmError for a pending reward, a rollout of role eval, a trained token at position 0 of a
     row.
@@ -62,6 +63,8 @@ def collate(groups: Sequence[Group]) -> Batch:
         row_rollout_R=row_rollout_R,
         length_N=np.bincount(rollout_T[tokens["train_T"] > 0], minlength=len(rollouts)).astype(np.int64),
         **_rollout_table(groups, rollouts),
+        **_turn_table([rollout for _, rollout in rollouts]),
+        step=step,
     )
     _refuse_first(batch)
     return batch
@@ -76,9 +79,13 @@ def _rollout_table(groups: Sequence[Group], rollouts: list[tuple[int, Rollout]])
     played = [rollout for _, rollout in rollouts]
     players = tuple(dict.fromkeys(r.player for r in played))
     sources = tuple(dict.fromkeys(r.source for r in played))
-    scores = [r.score for r in played]
+    reward_N = np.asarray([np.nan if r.score is None else r.score for r in played], np.float64)
+    scored = [r.reward.parts if isinstance(r.reward, Scored) else {} for r in played]
     return {
-        "reward_N": np.asarray([np.nan if s is None else s for s in scores], np.float64),
+        "reward_N": reward_N,
+        "raw_reward_N": reward_N,
+        "parts": _named(scored),
+        "counters": _named([r.counters for r in played]),
         "group_N": np.asarray([g for g, _ in rollouts], np.int64),
         "player_N": np.asarray([players.index(r.player) for r in played], np.int64),
         "attempt_N": np.asarray([r.attempt for r in played], np.int64),
@@ -93,6 +100,30 @@ def _rollout_table(groups: Sequence[Group], rollouts: list[tuple[int, Rollout]])
         "players": players,
         "sources": sources,
         "causes": tuple(r.reward.cause if isinstance(r.reward, Unscored) else "" for r in played),
+    }
+
+
+def _named(rows: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    """Numbers by name (_N,) float64, NaN where a row has none of that name."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.asarray([row.get(name, np.nan) for row in rows], np.float64) for name in names}
+
+
+def _turn_table(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    turns = [
+        (n, node.reward, node.state)
+        for n, rollout in enumerate(rollouts)
+        for node in rollout.trace.nodes
+        if node.origin is Origin.SAMPLED
+    ]
+    states: dict[str | None, int] = {None: -1}
+    for _, _, state in turns:
+        states.setdefault(state, len(states) - 1)
+    return {
+        "turn_rollout_W": np.asarray([n for n, _, _ in turns], np.int64),
+        "turn_reward_W": np.asarray([np.nan if r is None else r for _, r, _ in turns], np.float64),
+        "turn_state_W": np.asarray([states[state] for _, _, state in turns], np.int64),
+        "states": tuple(state for state in states if state is not None),
     }
 
 
@@ -145,6 +176,7 @@ def split(prepared: PreparedBatch, n: int) -> list[PreparedBatch]:
                 {},
                 update=update,
                 updates=len(edges) - 1,
+                scales=prepared.scales,
             )
         )
     return out

@@ -1,0 +1,9 @@
+"""Objectives: what each position (or unit) contributes to the loss. torch is imported inside the calls.
+
+An objective returns weighted terms, to be summed, and statistics that add up over chunks, micro-batches and
+ranks (`evaluate` documents their names).
+"""
+
+from trivet.algorithms.objectives.policy import LOG_RATIO_BOUND, CrossEntropy, PPOClip, mismatch_stats
+
+__all__ = ["LOG_RATIO_BOUND", "CrossEntropy", "PPOClip", "mismatch_stats"]
