@@ -249,7 +249,8 @@ class Part:
     `traits`: what the part says about itself, e.g. `level` and `unit` ("token"/"unit" and over what),
     `advantage` (the loss is proportional to an advantage), `behaviour` (reads behaviour log-probabilities),
     `entropy` (differentiates the entropy), `group_min` (smallest group it makes sense for), `model` (whose
-    output it is a loss of: "policy" or "critic").
+    output it is a loss of: "policy" or "critic"), `columns` (of a credit: what it returns beside the
+    advantage), `column` (of an objective: which of them it reads).
     """
 
     role: str

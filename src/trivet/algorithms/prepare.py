@@ -253,6 +253,8 @@ def _stream(
         mask_T = mask_T * _keep(batch, spec.select(batch), f"{what}, select")
     if credited:  # no advantage is not advantage 0: such tokens are in no denominator
         mask_T = np.where(np.isnan(columns["advantage"]), 0.0, mask_T)
+    if column := spec.objective.traits.get("column"):
+        mask_T = np.where(np.isnan(columns[column]), 0.0, mask_T)
     weight_T = scale * np.asarray(spec.aggregation(batch, mask_T), np.float64)
     if weight_T.shape != mask_T.shape or not np.isfinite(weight_T).all() or weight_T[mask_T == 0].any():
         raise AlgorithmError(

@@ -38,10 +38,12 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 _TRAITS: dict[str, tuple[str, ...]] = {
     "shaping": (),
-    "credit": ("group_min",),
+    "credit": ("group_min", "columns"),
     "mask": (),
     "aggregation": (),
-    "objective": ("level", "unit", "advantage", "ratio", "behaviour", "entropy", "group_min", "model"),
+    "objective": (
+        *("level", "unit", "advantage", "ratio", "behaviour", "entropy", "group_min", "model", "column"),
+    ),
     "correction": ("level", "unit", "ratio", "behaviour"),
     "control": (),
     "algorithm": ("extends",),
@@ -82,7 +84,7 @@ def register_shaping(name: str, **traits: Any) -> Callable[[T], T]:
 
 
 def register_credit(name: str, **traits: Any) -> Callable[[T], T]:
-    """`credit(batch) -> advantage`. Traits: `needs`, `group_min`."""
+    """`credit(batch) -> advantage`. Traits: `needs`, `group_min`, `columns` (further ones it returns)."""
     return _register("credit", name, traits)
 
 
@@ -98,7 +100,8 @@ def register_aggregation(name: str, **traits: Any) -> Callable[[T], T]:
 
 def register_objective(name: str, **traits: Any) -> Callable[[T], T]:
     """`objective(inputs) -> (loss, stats)`. Traits: `needs`, `level`, `unit`, `advantage` (proportional to
-    one), `ratio` (reads proximal_P), `behaviour` (reads behaviour_P), `entropy`, `group_min`, `model`."""
+    one), `ratio` (reads proximal_P), `behaviour` (reads behaviour_P), `entropy`, `group_min`, `model`,
+    `column` (a further column of the credit it reads; tokens without it leave its denominators)."""
     return _register("objective", name, traits)
 
 
@@ -341,6 +344,29 @@ def check(algorithm: Algorithm) -> None:
         )
     for stream in algorithm.streams:
         _check_stream(what, stream, algorithm.proximal)
+    _check_models(what, algorithm)
+
+
+def _check_models(what: str, algorithm: Algorithm) -> None:
+    """A policy is trained by its own streams, a critic beside it; a reward model has outputs of one kind."""
+    models = {stream.model for stream in algorithm.streams}
+    if algorithm.produces == "policy" and "policy" not in models:
+        raise AlgorithmError(
+            f"{what} trains a critic only, and nothing for the policy; add an objective of the policy"
+        )
+    if algorithm.produces == "reward_model" and "policy" in models:
+        raise AlgorithmError(
+            f"{what} trains a reward model, but has an objective of the policy; drop one of both"
+        )
+    given = algorithm.credit.traits.get("columns", ()) if algorithm.credit else ()
+    for objective in (stream.objective for stream in algorithm.streams):
+        column = objective.traits.get("column")
+        if column is not None and column not in given:
+            name = repr(algorithm.credit.name) if algorithm.credit else "there is none"
+            raise AlgorithmError(
+                f"{what}: objective {objective.name!r} reads the credit's column {column!r}, which "
+                f"the credit ({name}) does not give; gae and returns give 'return'"
+            )
 
 
 def _check_stream(what: str, stream: StreamSpec, proximal: str | None) -> None:

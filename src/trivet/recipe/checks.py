@@ -42,7 +42,7 @@ class AlgorithmLike(Protocol):
 HOW_TO_PROVIDE = {
     "top": "set engine.top, e.g. engine.top: 20",
     "routes": "no engine of this version records expert routes",
-    "value": "no trainer of this version has a value model",
+    "value": "it trains no critic; take algorithm ppo, or a credit that reads no values",
     "teacher_logp": "no trainer of this version has a teacher",
 }
 
@@ -76,7 +76,8 @@ def check_recipe(
             found |= dict.fromkeys(_stage(variant, tasks.get(stage.name), shape))
             algorithm = algorithms.get(name, algorithms.get(stage.name))
             if algorithm is not None and stage.mode != "bench":
-                has = {**provided(variant), **gives.get(stage.name, {})}
+                critic = {"value": "critic"} if getattr(algorithm, "critic", False) else {}
+                has = {**provided(variant), **critic, **gives.get(stage.name, {})}
                 found |= dict.fromkeys(_algorithm(variant, algorithm, has))
         problems += [f"stages.{stage.name}: {text}" for text in found]
     return problems

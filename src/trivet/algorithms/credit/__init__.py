@@ -10,13 +10,16 @@ from trivet.algorithms.credit.group import (
     centred,
     lift,
 )
+from trivet.algorithms.credit.returns import GAE, Returns
 
 __all__ = [
+    "GAE",
     "ROUNDING",
     "GroupNormalised",
     "GroupStack",
     "LeaveOneOut",
     "MeanOnly",
+    "Returns",
     "all_equal",
     "centred",
     "lift",

@@ -5,5 +5,6 @@ ranks (`evaluate` documents their names).
 """
 
 from trivet.algorithms.objectives.policy import LOG_RATIO_BOUND, CrossEntropy, PPOClip, mismatch_stats
+from trivet.algorithms.objectives.value import BradleyTerry, ValueLoss
 
-__all__ = ["LOG_RATIO_BOUND", "CrossEntropy", "PPOClip", "mismatch_stats"]
+__all__ = ["LOG_RATIO_BOUND", "BradleyTerry", "CrossEntropy", "PPOClip", "ValueLoss", "mismatch_stats"]
