@@ -206,6 +206,7 @@ class PackedModel:
         try:
             with quiet():
                 self.module.save_pretrained(str(partial), safe_serialization=True)
+            self._describe(partial)
         finally:
             self.module.set_attn_implementation(attention.NAME)
         for file in sorted(source.iterdir()) if source is not None else []:
@@ -215,6 +216,9 @@ class PackedModel:
         if directory.exists():
             shutil.rmtree(directory)
         partial.rename(directory)
+
+    def _describe(self, directory: Path) -> None:
+        """What a model of another kind has to say in the directory's configuration."""
 
 
 class _Again:

@@ -131,20 +131,22 @@ def plan(
     wanted_T: np.ndarray,
     micro_tokens: int,
     share_prefix: bool = True,
+    ahead: int = 1,
 ) -> Plan:
     """Cut a batch into micro-batches of at most `micro_tokens` packed tokens.
 
-    `wanted_T` (bool): tokens whose log-probability is asked for; a row without one is left out. Rows with
-    the same `unit_R` stay in one micro-batch. Rows keep the batch's order, so the grid depends on the batch
-    only. Raises PlanError for a unit that does not fit and for a wanted token that nothing predicts.
+    `wanted_T` (bool): tokens whose log-probability is asked for; a row without one is left out. Rows with the
+    same `unit_R` stay in one micro-batch. Rows keep the batch's order, so the grid depends on the batch only.
+    `ahead`: 1 reads the state that predicts a wanted token, 0 the state after it. Raises PlanError for a unit
+    that does not fit and for a wanted token that nothing predicts.
     """
     last_R = _last_wanted(row_start_R, row_length_R, wanted_T)
     rows = np.flatnonzero(last_R >= 0)
     first = row_start_R[rows]
-    if (orphan := wanted_T[first]).any():
+    if ahead and (orphan := wanted_T[first]).any():
         row = int(rows[int(orphan.argmax())])
         raise PlanError(f"row {row}: its first token is to be trained, but no token comes before it")
-    feed_R = np.where(last_R >= 0, last_R - row_start_R, 0)  # tokens fed; the last target is not
+    feed_R = np.where(last_R >= 0, last_R - row_start_R + 1 - ahead, 0)  # tokens fed; the last target is not
     offset_T = position_T - (np.arange(len(ids_T)) - np.repeat(row_start_R, row_length_R))
     key_T = (offset_T.astype(np.int64) << 32) | ids_T.astype(np.int64)
     forest = _Forest(key_T)
@@ -157,7 +159,7 @@ def plan(
             forest.nodes.append(_Node(-1, int(row_start_R[r]), int(feed_R[r])))
             paths[r] = [i]
     groups = _group_rows(rows, unit_R, forest, paths, micro_tokens)
-    micro = tuple(_build(g, forest, paths, row_start_R, last_R, wanted_T) for g in groups)
+    micro = tuple(_build(g, forest, paths, row_start_R, feed_R, wanted_T, ahead) for g in groups)
     forwarded = sum(m.tokens for m in micro)
     trained = sum(len(m.target_N) for m in micro)
     return Plan(micro, forwarded, int(feed_R.sum()) - forwarded, trained)
@@ -209,8 +211,9 @@ def _build(
     forest: _Forest,
     paths: dict[int, list[int]],
     row_start_R: np.ndarray,
-    last_R: np.ndarray,
+    feed_R: np.ndarray,
     wanted_T: np.ndarray,
+    ahead: int,
 ) -> MicroBatch:
     """Lay the segments of these rows out one after the other, a row's new ones right after each other."""
     index: dict[int, int] = {}
@@ -230,8 +233,7 @@ def _build(
     walk = np.asarray([index[node] for row in rows for node in paths[row]], np.int64)
     packed_W = _ranges(start_S[walk], length_S[walk])
     rows_R = np.asarray(rows, np.int64)
-    feed_R = last_R[rows_R] - row_start_R[rows_R]
-    target_W = _ranges(row_start_R[rows_R] + 1, feed_R)  # what each fed token predicts
+    target_W = _ranges(row_start_R[rows_R] + ahead, feed_R[rows_R])  # what each fed token predicts
     keep = wanted_T[target_W]
     return MicroBatch(token_P, start_S, length_S, parent_S, rows_R, target_W[keep], packed_W[keep])
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from trivet.algorithms.base import Batch, PreparedBatch
+from trivet.algorithms.base import Batch, Model, PreparedBatch, Stream
 from trivet.algorithms.evaluate import finalise, merge, stream_loss
 from trivet.recipe.schema import Trainer as Config
 from trivet.trainer import optim
@@ -45,8 +45,12 @@ class Trainer:
 
     `model`: Hugging Face directory or name, or a loaded model (which is then trained in place). `reference`:
     the frozen copy `ref_logp` is computed with (default: `model` as it was handed over). `total_steps`:
-    updates of the stage, for schedules that end.
+    updates of the stage, for schedules that end. It trains the streams whose model is `trains`.
     """
+
+    trains: ClassVar[Model] = "policy"
+    ahead: ClassVar[int] = 1  # a position's output is the state before its token (0: the one after it)
+    packed: ClassVar[type[PackedModel]] = PackedModel
 
     def __init__(
         self,
@@ -64,10 +68,10 @@ class Trainer:
         torch.manual_seed(seed)  # weights a directory lacks are drawn; nothing else here is random
         self.config, self.micro_tokens, self.total_steps = config, micro_tokens, total_steps
         self.device = torch.device(device)
-        module, self.source = load(model, self.device)
+        module, self.source = self._load(model)
         optim.select(module, config.trainable, config.frozen)
         optim.learning_rate(config, config.warmup_steps, total_steps)
-        self.model = PackedModel(
+        self.model = self.packed(
             module,
             dtype=config.dtype,
             chunk=config.head_chunk,
@@ -78,6 +82,9 @@ class Trainer:
         self.bad_updates = 0  # in a row
         self._reference_source = reference if reference is not None else model
         self._reference: PackedModel | None = None
+
+    def _load(self, model: str | Path | torch.nn.Module) -> tuple[Any, Path | None]:
+        return load(model, self.device)
 
     # -- configuration ---------------------------------------------------------------------------
 
@@ -166,6 +173,7 @@ class Trainer:
             wanted_T=wanted_T,
             micro_tokens=self.micro_tokens,
             share_prefix=self.config.share_prefix,
+            ahead=self.ahead,
         )
 
     def _positions(self, batch: Batch, micro: MicroBatch) -> Positions:
@@ -187,15 +195,17 @@ class Trainer:
         Raises PlanError for a unit that does not fit `micro_tokens`, TrainingDiverged after
         `max_bad_updates` updates in a row whose loss or gradient norm was not finite.
         """
-        if prepared.empty:
+        streams = [stream for stream in prepared.streams if stream.spec.model == self.trains]
+        wanted_T = np.any([np.zeros(prepared.batch.tokens, bool), *(s.active_T for s in streams)], axis=0)
+        if not wanted_T.any():
             return {"train/skipped": 1.0, "train/loss": 0.0, "train/grad_norm": 0.0}
         begin = time.perf_counter()
-        grid = self._plan(prepared.batch, prepared.trained_T, _units(prepared))
+        grid = self._plan(prepared.batch, wanted_T, _units(prepared.batch, streams))
         clock = {"plan": time.perf_counter() - begin, "forward": 0.0, "backward": 0.0, "optim": 0.0}
         optim.clear_gradients(self.model.module)
         loss, stats, broken = 0.0, {}, None
         for micro in grid.micro:
-            part, more = self._accumulate(prepared, micro, clock)
+            part, more = self._accumulate(prepared, streams, micro, clock)
             loss += part
             if broken is None and not math.isfinite(part):
                 broken = f"the loss of rows {int(micro.row_R[0])}..{int(micro.row_R[-1])} is {part}"
@@ -212,7 +222,7 @@ class Trainer:
             self._step(parameters, norm, rate)
         clock["optim"] = time.perf_counter() - start
         seconds = time.perf_counter() - begin
-        return _metrics(prepared, stats) | {
+        return _metrics(streams, stats) | {
             "train/loss": loss,
             "train/grad_norm": norm,
             "train/lr": rate,
@@ -227,7 +237,7 @@ class Trainer:
         }
 
     def _accumulate(
-        self, prepared: PreparedBatch, micro: MicroBatch, clock: dict[str, float]
+        self, prepared: PreparedBatch, streams: list[Stream], micro: MicroBatch, clock: dict[str, float]
     ) -> tuple[float, dict[str, torch.Tensor]]:
         """Forward and backward of one micro-batch; gradients are added up. (loss, statistics)."""
         begin = time.perf_counter()
@@ -235,10 +245,10 @@ class Trainer:
         hidden = self.model.forward(*self.model.tokens(micro, batch.ids_T, batch.position_T))
         at, start = self._positions(batch, micro), time.perf_counter()
         clock["forward"] += start - begin
-        terms = _Terms(prepared, micro.target_N)
+        terms = _Terms(prepared, streams, micro.target_N)
         entropy = prepared.algorithm.entropy or "rollout" in prepared.algorithm.consumes
         states = hidden.detach()
-        if any(stream.level == "unit" for stream in prepared.streams):
+        if any(stream.level == "unit" for stream in streams):
             g, g_entropy = terms(slice(None), *head.logprobs(states, at, entropy=entropy))
             d_hidden = head.backward(
                 states,
@@ -353,8 +363,8 @@ class Trainer:
 class _Terms:
     """The loss of the trained positions of one micro-batch, as the head asks for its derivative."""
 
-    def __init__(self, prepared: PreparedBatch, target_N: np.ndarray) -> None:
-        self.prepared, self.target_N = prepared, target_N
+    def __init__(self, prepared: PreparedBatch, streams: list[Stream], target_N: np.ndarray) -> None:
+        self.prepared, self.streams, self.target_N = prepared, streams, target_N
         self.loss, self.stats = 0.0, {}
 
     def __call__(
@@ -367,7 +377,7 @@ class _Terms:
             leaves.append(entropy)
         with torch.enable_grad():
             total = leaves[0].new_zeros(())
-            for stream in self.prepared.streams:
+            for stream in self.streams:
                 loss, stats = stream_loss(
                     self.prepared, stream, self.target_N[part], leaves[0], entropy_P=entropy
                 )
@@ -379,20 +389,19 @@ class _Terms:
         return first, grads[1] if len(grads) > 1 else None
 
 
-def _units(prepared: PreparedBatch) -> np.ndarray:
+def _units(batch: Batch, streams: list[Stream]) -> np.ndarray:
     """What stays in one micro-batch, by row: the widest unit of the unit-level streams, else the row."""
-    batch = prepared.batch
-    kinds = {stream.spec.unit for stream in prepared.streams if stream.level == "unit"}
+    kinds = {stream.spec.unit for stream in streams if stream.level == "unit"}
     if "group" in kinds:
         return batch.group_N[batch.row_rollout_R]
     return batch.row_rollout_R if "rollout" in kinds else np.arange(batch.rows)
 
 
-def _metrics(prepared: PreparedBatch, stats: dict[str, torch.Tensor]) -> dict[str, float]:
+def _metrics(streams: list[Stream], stats: dict[str, torch.Tensor]) -> dict[str, float]:
     """Each stream's own, and under plain names those a reader looks for first."""
     own = finalise(stats)
     out = {f"train/{name}": value for name, value in own.items()}
-    for stream in prepared.streams:
+    for stream in streams:
         for name, plain in (
             ("entropy", "entropy"),
             ("kl_k3", "kl"),
