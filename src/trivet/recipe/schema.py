@@ -192,6 +192,9 @@ class Trainer(Section):
     """How the policy is updated."""
 
     lr: float = Field(default=1e-5, gt=0, description="learning rate of AdamW")
+    critic_lr: float | None = Field(
+        default=None, gt=0, description="learning rate of the critic, where there is one; default: lr"
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="of the learning rate, over all updates of the stage"
     )
