@@ -51,7 +51,7 @@ def test_leave_one_out_by_hand():
     assert LeaveOneOut()(table([1, 2, 6])).tolist() == [-3.0, -1.5, 4.5]
 
 
-@pytest.mark.parametrize("credit", [GroupNormalised(), GroupNormalised(population=True), MeanOnly()])
+@pytest.mark.parametrize("credit", [GroupNormalised(), GroupNormalised("population"), MeanOnly()])
 @pytest.mark.parametrize("n", [2, 7, 12, 16, 100])
 @pytest.mark.parametrize("value", [0.1, 0.2, 0.3, 1 / 3, 1e-30, -0.7])
 def test_equal_rewards_are_exactly_zero(credit, n, value):
@@ -60,7 +60,7 @@ def test_equal_rewards_are_exactly_zero(credit, n, value):
 
 @pytest.mark.parametrize(
     "credit",
-    [GroupNormalised(), GroupNormalised(population=True), LeaveOneOut(), LeaveOneOut(True), MeanOnly()],
+    [GroupNormalised(), GroupNormalised("population"), LeaveOneOut(), LeaveOneOut(True), MeanOnly()],
 )
 def test_a_rounding_of_the_rewards_is_no_signal(credit):
     """0.1 + 0.2 and 0.3 differ in the last bit; divided by their spread that would be +-0.7."""
@@ -86,7 +86,7 @@ def test_lone_success_at_sixteen():
         got = GroupNormalised()(table([gap] + [0.0] * 15))
         assert got[0] == pytest.approx(3.75, rel=1e-9)
         assert got[1:] == pytest.approx([-0.25] * 15, rel=1e-9)
-    assert GroupNormalised(population=True)(table([1.0] + [0.0] * 15))[0] == pytest.approx(np.sqrt(15))
+    assert GroupNormalised("population")(table([1.0] + [0.0] * 15))[0] == pytest.approx(np.sqrt(15))
 
 
 @pytest.mark.parametrize("k", range(1, 16))
@@ -165,7 +165,7 @@ def _table(lists) -> Batch:
 def test_normalised_credit_ignores_shift_and_scale(lists, scale, shift):
     batch = _table(lists)
     moved = replace(batch, reward_N=batch.reward_N * scale + shift)
-    for credit in (GroupNormalised(), GroupNormalised(population=True)):
+    for credit in (GroupNormalised(), GroupNormalised("population")):
         np.testing.assert_allclose(credit(batch), credit(moved), rtol=1e-6, atol=1e-9)
     shifted = replace(batch, reward_N=batch.reward_N + shift)
     for credit in (MeanOnly(), LeaveOneOut()):

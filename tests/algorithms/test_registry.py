@@ -49,7 +49,7 @@ def test_options_reach_the_parts():
     algorithm = resolve(
         {
             "kind": "grpo",
-            "credit": {"kind": "group_normalised", "population": True},
+            "credit": {"kind": "group_normalised", "std": "population"},
             "aggregation": {"kind": "fixed", "length": 64},
             "clip": [0.2, 0.28],
             "tis": [0.25, 4],
@@ -57,7 +57,7 @@ def test_options_reach_the_parts():
         }
     )
     assert algorithm.credit is not None
-    assert algorithm.credit.options == {"population": True}
+    assert algorithm.credit.options == {"std": "population"}
     stream = algorithm.streams[0]
     assert stream.aggregation.options == {"length": 64}
     assert stream.objective.options == {"clip": (0.2, 0.28)}

@@ -11,6 +11,7 @@ from trivet.algorithms import (  # noqa: F401  (importing registers)
     kinds,
     masks,
     objectives,
+    shaping,
 )
 from trivet.algorithms.base import (
     Algorithm,

@@ -60,15 +60,16 @@ class AttemptMean:
     """w_t = m_t / (A max(n_a, floor)): the mean over attempts of each one's token mean.
 
     An attempt is all that was played together: the rollouts of all players with one attempt number in one
-    group. n_a sums m over them, A counts attempts with n_a > 0. `floor` (tokens) keeps a very short attempt
-    from putting its whole weight on a few tokens.
+    group. n_a sums m over them, A counts attempts with n_a > 0. `floor` (tokens; FireFlash 2026 takes 2,048)
+    keeps a very short attempt from putting its whole weight on a few tokens.
     """
 
     floor: Annotated[int, Field(gt=0)] = 1
 
     def __call__(self, batch: Batch, mask_T: np.ndarray) -> np.ndarray:
-        pair = np.stack([batch.group_N, batch.attempt_N], 1)
-        attempt_N = np.unique(pair, axis=0, return_inverse=True)[1].reshape(-1)
+        attempts = int(batch.attempt_N.max(initial=-1)) + 1
+        key_N = batch.group_N * attempts + batch.attempt_N
+        attempt_N = np.unique(key_N, return_inverse=True)[1].reshape(-1)
         n_A = np.bincount(attempt_N[batch.rollout_T], mask_T, minlength=1)
         floored = np.maximum(n_A, self.floor)[attempt_N]
         return mask_T / floored[batch.rollout_T] / max(int(np.count_nonzero(n_A)), 1)

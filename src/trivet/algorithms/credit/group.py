@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from trivet.algorithms.base import Batch
 from trivet.algorithms.registry import register_credit
 
+Std = Literal["sample", "population"]
+
 ROUNDING = 16 * float(np.finfo(np.float64).eps)
 """Relative difference up to which two rewards are one."""
+
+
+def group_key(batch: Batch) -> np.ndarray:
+    """int64 (_N,): the same for rollouts that are compared with each other, those of one (group, player)."""
+    return batch.group_N * max(1, len(batch.players)) + batch.player_N
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +31,14 @@ class GroupStack:
     rollouts: int
 
     @classmethod
-    def of(cls, batch: Batch, keep_N: np.ndarray | None = None) -> GroupStack:
-        """Stack the rollouts in `keep_N` (default: scored and not aborted), in their order."""
-        chosen = np.flatnonzero(batch.compared_N if keep_N is None else keep_N)
-        key = batch.group_N[chosen] * max(1, len(batch.players)) + batch.player_N[chosen]
+    def of(cls, batch: Batch) -> GroupStack:
+        """Stack the rollouts that are compared (scored and not aborted), in their order."""
+        chosen = np.flatnonzero(batch.compared_N)
+        return cls.by_key(group_key(batch)[chosen], chosen, batch.rollouts)
+
+    @classmethod
+    def by_key(cls, key: np.ndarray, chosen: np.ndarray, rollouts: int) -> GroupStack:
+        """Stack the entries `chosen` of a column of length `rollouts` by their `key`."""
         order = np.argsort(key, kind="stable")
         key, chosen = key[order], chosen[order]
         first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]]) if len(key) else np.zeros(0, np.int64)
@@ -34,7 +46,7 @@ class GroupStack:
         index_GK = np.full((len(first), int(size.max(initial=0))), -1, np.int64)
         column = np.arange(len(key)) - np.repeat(first, size)
         index_GK[np.repeat(np.arange(len(first)), size), column] = chosen
-        return cls(index_GK, batch.rollouts)
+        return cls(index_GK, rollouts)
 
     @property
     def mask_GK(self) -> np.ndarray:
@@ -84,6 +96,22 @@ def centred(reward_GK: np.ndarray, mask_GK: np.ndarray) -> np.ndarray:
     return np.where(mask_GK & ~flat, reward_GK - mean_G, 0.0)
 
 
+def normalised(reward_GK: np.ndarray, mask_GK: np.ndarray, *, population: bool = False) -> np.ndarray:
+    """Reward minus its group's mean, over its standard deviation (n - 1; `population`: n); 0 as `centred`."""
+    # Scaled by the largest deviation first: squares of 1e-200 or 1e200 would leave float64.
+    delta_GK = centred(reward_GK, mask_GK)
+    scale_G = np.abs(delta_GK).max(-1, keepdims=True, initial=0.0)
+    delta_GK = delta_GK / np.where(scale_G > 0, scale_G, 1.0)
+    n_G = mask_GK.sum(-1, keepdims=True) - (0 if population else 1)
+    std_G = np.sqrt((delta_GK**2).sum(-1, keepdims=True) / np.maximum(n_G, 1))
+    return delta_GK / np.where(std_G > 0, std_G, 1.0)
+
+
+def pooled(batch: Batch) -> Batch:
+    """The batch as one group: what compares over all prompts (players stay apart)."""
+    return replace(batch, group_N=np.zeros_like(batch.group_N))
+
+
 @register_credit("mean_only")
 @dataclass(frozen=True)
 class MeanOnly:
@@ -102,27 +130,19 @@ class MeanOnly:
 @register_credit("group_normalised")
 @dataclass(frozen=True)
 class GroupNormalised:
-    """A_i = (r_i - mean(r)) / std(r), std with n - 1 (`population`: with n), nothing added to it.
+    """A_i = (r_i - mean(r)) / std(r), std with n - 1 (`std: population`: with n), nothing added to it.
 
     Source: GRPO (Shao et al. 2024, "DeepSeekMath"). A group of equal rewards is compared exactly and gives
-    0, so the division needs no epsilon. A lone success among G gets sqrt(G - 1) * sqrt(G - 1) / sqrt(G).
+    0, so the division needs no epsilon. A success among k of G gets sqrt((G - k)(G - 1) / (k G)), whatever
+    the gap: a lone one at G = 16 gets 3.75.
     """
 
-    population: bool = False
+    std: Std = "sample"
     group_min: ClassVar[int] = 2
 
     def __call__(self, batch: Batch) -> np.ndarray:
         """(_N,); NaN for unscored and aborted rollouts, 0 for a group of one and for equal rewards."""
-        return lift(self._normalise)(batch)
-
-    def _normalise(self, reward_GK: np.ndarray, mask_GK: np.ndarray) -> np.ndarray:
-        # Scaled by the largest deviation first: squares of 1e-200 or 1e200 would leave float64.
-        delta_GK = centred(reward_GK, mask_GK)
-        scale_G = np.abs(delta_GK).max(-1, keepdims=True, initial=0.0)
-        delta_GK = delta_GK / np.where(scale_G > 0, scale_G, 1.0)
-        n_G = mask_GK.sum(-1, keepdims=True) - (0 if self.population else 1)
-        std_G = np.sqrt((delta_GK**2).sum(-1, keepdims=True) / np.maximum(n_G, 1))
-        return delta_GK / np.where(std_G > 0, std_G, 1.0)
+        return lift(partial(normalised, population=self.std == "population"))(batch)
 
 
 @register_credit("leave_one_out")
@@ -142,20 +162,46 @@ class LeaveOneOut:
         return lift(self._leave_one_out)(batch)
 
     def _leave_one_out(self, reward_GK: np.ndarray, mask_GK: np.ndarray) -> np.ndarray:
-        out, same_G = np.zeros_like(reward_GK), all_equal(reward_GK, mask_GK)
-        for k in range(
-            reward_GK.shape[-1]
-        ):  # over members, all groups at once; exact where sums would not be
-            others = mask_GK.copy()
-            others[:, k] = False
-            n_G = others.sum(-1)
-            flat = all_equal(reward_GK, others)
-            first = np.where(others, reward_GK, -np.inf).max(-1, initial=-np.inf)
-            mean_G = np.where(others, reward_GK, 0.0).sum(-1) / np.maximum(n_G, 1)
-            mean_G = np.where(flat, first, mean_G)  # the mean of equal numbers is that number
-            square = np.where(others, reward_GK - mean_G[:, None], 0.0) ** 2
-            std_G = np.sqrt(square.sum(-1) / np.maximum(n_G - 1, 1))
-            scale_G = np.where(flat | (std_G == 0), 1.0, std_G) if self.normalise else 1.0
-            signal = mask_GK[:, k] & (n_G > 0) & ~same_G
-            out[signal, k] = ((reward_GK[:, k] - np.where(signal, mean_G, 0.0)) / scale_G)[signal]
-        return out
+        n_G = np.maximum(mask_GK.sum(-1, keepdims=True) - 1, 1)  # the others
+        reward_GK = np.where(mask_GK, reward_GK, 0.0)
+        out = reward_GK - (reward_GK.sum(-1, keepdims=True) - reward_GK) / n_G
+        if self.normalise:
+            out = out / _others_std(reward_GK, mask_GK, n_G)
+        # Sums less one member lose all digits where that one lies far from the rest, and cannot tell that the
+        # rest is equal. Only the largest or the smallest can: those two are taken from the others directly.
+        for fill, extreme in ((-np.inf, np.argmax), (np.inf, np.argmin)):
+            if mask_GK.shape[-1]:
+                k_G = extreme(np.where(mask_GK, reward_GK, fill), -1)
+                out[np.arange(len(out)), k_G] = self._directly(reward_GK, mask_GK, k_G)
+        return np.where(mask_GK & ~all_equal(reward_GK, mask_GK)[..., None], out, 0.0)
+
+    def _directly(self, reward_GK: np.ndarray, mask_GK: np.ndarray, k_G: np.ndarray) -> np.ndarray:
+        """(_G,) the advantage of member k of each group, from the others themselves."""
+        groups = np.arange(len(k_G))
+        others = mask_GK.copy()
+        others[groups, k_G] = False
+        n_G, flat = others.sum(-1), all_equal(reward_GK, others)
+        mean_G = np.where(others, reward_GK, 0.0).sum(-1) / np.maximum(n_G, 1)
+        high_G = np.where(others, reward_GK, -np.inf).max(-1, initial=-np.inf)
+        mean_G = np.where(flat & (n_G > 0), high_G, mean_G)  # the mean of equal numbers is that number
+        gap_G = reward_GK[groups, k_G] - mean_G
+        if not self.normalise:
+            return gap_G
+        delta_GK = np.where(others, reward_GK - mean_G[:, None], 0.0)
+        scale_G = np.abs(delta_GK).max(-1, initial=0.0)
+        scale_G = np.where(scale_G > 0, scale_G, 1.0)
+        std_G = scale_G * np.sqrt(((delta_GK / scale_G[:, None]) ** 2).sum(-1) / np.maximum(n_G - 1, 1))
+        return gap_G / np.where(flat | (std_G == 0), 1.0, std_G)
+
+
+def _others_std(reward_GK: np.ndarray, mask_GK: np.ndarray, n_G: np.ndarray) -> np.ndarray:
+    """(_G, _K) std (n - 1) of the others, from sums; good for all but a group's extremes, 1 where it is 0."""
+    delta_GK = centred(reward_GK, mask_GK)
+    scale_G = np.abs(delta_GK).max(-1, keepdims=True, initial=0.0)
+    scale_G = np.where(scale_G > 0, scale_G, 1.0)
+    delta_GK = delta_GK / scale_G
+    square_GK = delta_GK**2
+    mean_GK = (delta_GK.sum(-1, keepdims=True) - delta_GK) / n_G
+    rest_GK = square_GK.sum(-1, keepdims=True) - square_GK - n_G * mean_GK**2
+    std_GK = scale_G * np.sqrt(np.maximum(rest_GK, 0.0) / np.maximum(n_G - 1, 1))
+    return np.where(std_GK > 0, std_GK, 1.0)

@@ -1,3 +1,18 @@
 """The named algorithms, a file each."""
 
-from trivet.algorithms.kinds import grpo, policy_gradient, ppo, reward_model, sft  # noqa: F401  (importing registers)
+from trivet.algorithms.kinds import (  # noqa: F401  (importing registers)
+    dr_grpo,
+    gigpo,
+    grpo,
+    maxrl,
+    multi_step_grpo,
+    policy_gradient,
+    ppo,
+    reinforce,
+    reinforce_plus_plus,
+    remax,
+    reward_model,
+    rloo,
+    sft,
+    success_offset,
+)
