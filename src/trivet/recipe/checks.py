@@ -71,7 +71,7 @@ def check_recipe(
     for stage in recipe.stages:
         variants = {stage.name: stage}
         variants |= {f"{stage.name}@{p.from_step}": stage.at(p.from_step) for p in stage.phases}
-        found: dict[str, None] = {}
+        found: dict[str, None] = dict.fromkeys(_models(recipe, stage))
         for name, variant in variants.items():
             found |= dict.fromkeys(_stage(variant, tasks.get(stage.name), shape))
             algorithm = algorithms.get(name, algorithms.get(stage.name))
@@ -105,6 +105,18 @@ def _lease(recipe: Recipe) -> Iterator[str]:
             f"buffer.lease_s {lease:g} is below runtime.step_timeout_s {step:g}: a slow step would lose its "
             f"own prompts and batch, which the ledger takes back; set buffer.lease_s to {step:g} or more"
         )
+
+
+def _models(recipe: Recipe, stage: Stage) -> Iterator[str]:
+    """`env_args: {model: stage:NAME}` needs an earlier stage of that name, `models:NAME` an entry."""
+    earlier = [s.name for s in recipe.stages[: recipe.stages.index(stage)] if s.mode != "bench"]
+    known = {"stage": earlier, "models": list(recipe.models)}
+    for tasks in (*stage.tasks, *stage.eval.tasks):
+        kind, found, name = str(tasks.env_args.get("model", "")).partition(":")
+        if found and kind in known and name not in known[kind]:
+            what = "earlier training stages" if kind == "stage" else "models"
+            has = ", ".join(known[kind]) or "none"
+            yield f"env_args.model {kind}:{name} names none of the {what} ({has}){nearest(name, known[kind])}"
 
 
 def _stage(stage: Stage, tasks: int | None, shape: ModelShape | None) -> Iterator[str]:
@@ -252,6 +264,8 @@ def _algorithm(stage: Stage, algorithm: AlgorithmLike, has: Mapping[str, str]) -
             f"mode train has no rollouts for {kind}: replaying stored ones is not available in this version; "
             "set mode: both"
         )
+    if getattr(algorithm, "produces", "policy") == "reward_model" and stage.eval.tasks:
+        yield f"{kind} trains a model that scores and answers nothing: take out eval.tasks (and until)"
     if "rollout" in algorithm.consumes and group < algorithm.group_min:
         yield (
             f"batch.group {group} gives {kind} nothing to compare: credit needs at least "

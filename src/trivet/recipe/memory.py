@@ -99,10 +99,12 @@ def policy_shape(recipe: Recipe) -> ModelShape | None:
         return None
 
 
-def memory_parts(recipe: Recipe, stage: Stage, shape: ModelShape, reference: bool = False) -> dict[str, int]:
+def memory_parts(
+    recipe: Recipe, stage: Stage, shape: ModelShape, reference: bool = False, critic: bool = False
+) -> dict[str, int]:
     """Bytes by what they are for; activations come on top and depend on `batch.micro_tokens`.
 
-    `reference`: the trainer keeps a frozen copy of the policy.
+    `reference`: the trainer keeps a frozen copy of the policy. `critic`: it trains one of the policy's size.
     """
     parts: dict[str, int] = {}
     if stage.mode != "bench":
@@ -112,6 +114,8 @@ def memory_parts(recipe: Recipe, stage: Stage, shape: ModelShape, reference: boo
         parts["trainer: optimiser (two moments)"] = shape.parameters * 8
         if reference:
             parts["trainer: reference policy"] = shape.parameters * trained
+        if critic:
+            parts["trainer: critic, its gradients and moments"] = shape.parameters * (2 * trained + 8)
         head = 2 * 4 * stage.trainer.head_chunk * shape.vocabulary
         parts["trainer: one chunk of logits and its gradient"] = head
     if stage.mode != "train" or stage.eval.tasks:

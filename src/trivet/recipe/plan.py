@@ -160,7 +160,8 @@ def plan(
     def memory(stage: Stage) -> dict[str, int]:
         algorithm = algorithms.get(stage.name)
         reference = algorithm is not None and "ref_logp" in algorithm.needs
-        return memory_parts(recipe, stage, shape, reference) if shape else {}
+        critic = algorithm is not None and getattr(algorithm, "critic", False)
+        return memory_parts(recipe, stage, shape, reference, critic) if shape else {}
 
     models = 1 + sum(stage.mode != "bench" for stage in recipe.stages)
     stages = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trivet.evals import Evaluation
 from trivet.recipe import Stage
-from trivet.runtime.build import Held, context_for, load_held, longest_prompt, model_context
+from trivet.runtime.build import Held, context_for, load_held, located, longest_prompt, model_context
 from trivet.runtime.compose import open_engine, open_evaluator, open_renderer
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ async def bench_stage(run: Run, stage: Stage, models: Mapping[str, Path]) -> dic
     results: dict[str, list[Evaluation]] = {}
     for place, (name, directory) in enumerate(models.items()):
         async with AsyncExitStack() as stack:
-            held = await load_held(stage, run.recipe.seed, stack)
+            held = await load_held(located(stage, run.place), run.recipe.seed, stack)
             results[name] = await _bench(run, stage, held, directory, place, name, stack)
     _show(run, stage, results)
     return {

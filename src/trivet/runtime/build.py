@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,15 +54,27 @@ def policy_directory(recipe: Recipe, folder: Path) -> Path:
 
         target = folder / "tiny"
         return target if (target / "config.json").exists() else make_tiny(model, target)
+    return _directory("policy.model", model, recipe.policy.revision)
+
+
+def aux_directory(recipe: Recipe, name: str) -> Path:
+    """A directory with the model that `models:` calls `name`."""
+    if name not in recipe.models:
+        known = ", ".join(recipe.models) or "none"
+        raise SetupError(f"models:{name}: the recipe's `models:` has {known}; add it there")
+    return _directory(f"models.{name}.model", recipe.models[name].model, recipe.models[name].revision)
+
+
+def _directory(key: str, model: str, revision: str | None) -> Path:
     path = Path(model)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise SetupError(f"policy.model: {path} has no config.json: it is not a model directory")
-        return path
-    return _from_hub(model, recipe.policy.revision)
+    if not path.is_dir():
+        return _from_hub(key, model, revision)
+    if not (path / "config.json").exists():
+        raise SetupError(f"{key}: {path} has no config.json: it is not a model directory")
+    return path
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(key: str, name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -71,7 +83,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise SetupError(
-            f"policy.model: {name!r} is no directory here, and the hub does not give it "
+            f"{key}: {name!r} is no directory here, and the hub does not give it "
             f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a local directory, check the "
             "name, or make one: trivet model import, trivet model tiny"
         ) from error
@@ -83,6 +95,19 @@ def model_context(directory: Path) -> int | None:
     config = config.get("text_config") or config
     found = config.get("max_position_embeddings")
     return found if isinstance(found, int) and found > 0 else None
+
+
+def located(stage: Stage, place: Callable[[str], Path]) -> Stage:
+    """The stage with `env_args: {model: stage:NAME}` and `{model: models:NAME}` as `place` finds them."""
+
+    def one(tasks: Tasks) -> Tasks:
+        model = tasks.env_args.get("model")
+        if not isinstance(model, str) or not model.startswith(("stage:", "models:")):
+            return tasks
+        return tasks.model_copy(update={"env_args": {**tasks.env_args, "model": str(place(model))}})
+
+    held = stage.eval.model_copy(update={"tasks": [one(tasks) for tasks in stage.eval.tasks]})
+    return stage.model_copy(update={"tasks": [one(tasks) for tasks in stage.tasks], "eval": held})
 
 
 async def open_env(config: Tasks, stack: AsyncExitStack) -> Environment:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +19,12 @@ from trivet.render import Renderer, get_renderer, load_tokenizer
 from trivet.runtime.build import (
     Games,
     Held,
+    SetupError,
     check_leaks,
     context_for,
     load_games,
     load_held,
+    located,
     longest_prompt,
 )
 from trivet.runtime.evaluation import Evaluator
@@ -44,8 +48,9 @@ async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitSta
     recipe = run.recipe
     algorithm = resolve(stage.algorithm)
     renderer = open_renderer(run, start)
-    games = await load_games(stage, recipe.seed, stack, play=stage.mode == "both")
-    held = await load_held(stage, recipe.seed, stack)
+    placed = located(stage, run.place)
+    games = await load_games(placed, recipe.seed, stack, play=stage.mode == "both")
+    held = await load_held(placed, recipe.seed, stack)
     check_leaks(stage, games, held)
     ledger = run.ledger.stage(stage.name, fingerprint=games.fingerprint)
     trainer = _trainer(run, stage, start, games)
@@ -138,7 +143,21 @@ def _trainer(run: Run, stage: Stage, start: Path, games: Games) -> Trainer:
     steps = stage.steps
     if steps is None and stage.epochs is not None:
         steps = -(-stage.epochs * len(games.by_id) // stage.batch.prompts)
-    return Trainer(
+    phases = [resolve(stage.at(phase.from_step).algorithm) for phase in stage.phases]
+    algorithms = [resolve(stage.algorithm), *phases]
+    if len({algorithm.produces for algorithm in algorithms}) > 1:
+        raise SetupError(
+            f"stage {stage.name}: a phase cannot turn a policy into a reward model; make it a stage"
+        )
+    make: Callable[..., Trainer] = Trainer
+    if algorithms[0].produces == "reward_model":
+        from trivet.trainer.scalar import RewardTrainer as make
+    elif any(algorithm.critic for algorithm in algorithms):
+        from trivet.trainer.critic import ActorCritic
+
+        critic = run.place("models:critic") if "critic" in run.recipe.models else None
+        make = partial(ActorCritic, critic=str(critic) if critic else None)
+    return make(
         str(start),
         stage.trainer,
         device=run.recipe.runtime.device,

@@ -18,7 +18,7 @@ from trivet.monitor import Monitor, StageHandle
 from trivet.recipe import Recipe, Stage, plan, policy_shape, resolve_secrets
 from trivet.rewards.load import import_all
 from trivet.runtime.bench import bench_stage
-from trivet.runtime.build import policy_directory
+from trivet.runtime.build import SetupError, aux_directory, policy_directory
 from trivet.runtime.compose import compose_stage
 from trivet.runtime.folder import RunFolder
 from trivet.runtime.quiet import hush_libraries
@@ -50,6 +50,17 @@ class Run:
     ledger: Ledger
     stop: StopRequest
     incarnation: str
+
+    def place(self, text: str) -> Path:
+        """The directory that `stage:NAME` (what it trained) or `models:NAME` means. Raises SetupError."""
+        kind, _, name = text.partition(":")
+        if kind == "models":
+            return aux_directory(self.recipe, name)
+        facts = self.folder.state["stages"].get(name, {})
+        inside = facts.get("reward_model") or facts.get("model")
+        if inside is None:
+            raise SetupError(f"{text}: no stage {name!r} has left a model in {self.folder.path}")
+        return self.folder.path / inside
 
     @property
     def seed_name(self) -> str:
@@ -174,4 +185,6 @@ async def _train(run: Run, stage: Stage, start: Path) -> dict[str, Any]:
         await composed.in_trainer(lambda: composed.trainer.export(model))
     run.monitor.info(f"stage {stage.name} ended after step {outcome.step}: {outcome.why}; model in {model}")
     inside = str(model.relative_to(run.folder.path))  # a run folder may be moved
-    return {"model": inside, "step": outcome.step, "why": outcome.why, "evals": outcome.evals}
+    # Not `model`: a reward model is no policy that the next stage could start from.
+    key = "model" if composed.algorithm.produces == "policy" else composed.algorithm.produces
+    return {key: inside, "step": outcome.step, "why": outcome.why, "evals": outcome.evals}
