@@ -19,9 +19,9 @@ def multi_step_grpo(
 ) -> Algorithm:
     """loss = token mean of f_t * -min(rho_t A_i, clip(rho_t) A_i), A_i = (R_i - mean R) / std R.
 
-    Source: the multi-step GRPO of Trinity-RFT (2025), after rLLM. For agents whose reward comes at the end: all
-    turns share A_i.
-    `std`: over what the spread is taken. `per_turn`: A_i divided by the rollout's turns.
+    Source: the multi-step GRPO of Trinity-RFT (2025), after rLLM. For agents whose reward comes at the
+    end: all turns share A_i. `std`: over what the spread is taken. `per_turn`: A_i divided by the rollout's
+    turns.
     """
     pair = (clip, clip) if isinstance(clip, int | float) else clip
     chosen = {
