@@ -67,10 +67,11 @@ def credit(spec, batch: Batch) -> np.ndarray:
 
 
 def test_reinforce_by_hand(batch_of):
-    batch = batch_of([1.0, 0.0], [None, 0.5])
-    np.testing.assert_array_equal(Reinforce()(batch), [1.0, 0.0, np.nan, 0.5])
-    np.testing.assert_array_equal(Reinforce(0.25)(batch), [0.75, -0.25, np.nan, 0.25])
-    np.testing.assert_array_equal(Reinforce("batch")(batch), [0.5, -0.5, np.nan, 0.0])  # mean of 1, 0, 0.5
+    batch = batch_of([1.0, 0.0], [None, 0.5, 0.5])
+    np.testing.assert_array_equal(Reinforce()(batch), [1.0, 0.0, np.nan, 0.5, 0.5])
+    np.testing.assert_array_equal(Reinforce(0.25)(batch), [0.75, -0.25, np.nan, 0.25, 0.25])
+    other = batch_of([1.0, 1.0], [None, 0.0, 0.0])
+    np.testing.assert_array_equal(Reinforce("batch")(other), [0.5, 0.5, np.nan, -0.5, -0.5])
 
 
 def test_the_batch_mean_of_equal_rewards_leaves_nothing(batch_of):
@@ -93,6 +94,21 @@ def test_plus_plus_baseline_by_hand(make_rollout, make_group):
     assert np.isnan(got[~trained]).all()
 
 
+def test_plus_plus_baseline_keeps_what_is_never_trained_out_of_its_scale(make_rollout, make_group):
+    """A greedy rollout counts in its group's mean, its tokens not in the batch's mean and std."""
+    rollouts = [make_rollout(r, (n,), attempt=i) for i, (r, n) in enumerate([(1.0, 1), (0.0, 1)])]
+    greedy = make_rollout(0.5, (50,), attempt=2, role="baseline")
+    batch = collate([make_group("g", [*rollouts, greedy])])
+    got = ReinforcePlusPlusBaseline()(batch)
+    assert got[(batch.train_T > 0) & (batch.rollout_T < 2)] == pytest.approx([np.sqrt(0.5), -np.sqrt(0.5)])
+    assert np.isnan(got[batch.rollout_T == 2]).all()
+
+
+def test_others_that_agree_but_for_rounding_have_no_std(batch_of):
+    rewards = [0.3, 0.1 + 0.2, 0.3, 0.0]
+    assert LeaveOneOut(normalise=True)(batch_of(rewards))[3] == pytest.approx(-0.3)
+
+
 # -- ReMax ---------------------------------------------------------------------------------------
 
 
@@ -108,6 +124,16 @@ def test_remax_by_hand(make_rollout, make_group):
     np.testing.assert_array_equal(
         ReMax()(collate(groups)), [0.75, nan, nan, nan, nan, nan, 0.0, nan, nan, nan]
     )
+
+
+def test_remax_means_over_the_scored_baselines(make_rollout, make_group):
+    greedy = [
+        make_rollout(0.25, attempt=1, role="baseline"),
+        make_rollout(0.75, attempt=2, role="baseline"),
+        make_rollout(None, attempt=3, role="baseline"),
+        make_rollout(9.0, attempt=4, role="baseline", termination=Termination.ABORTED),
+    ]
+    assert ReMax()(collate([make_group("g", [make_rollout(1.0), *greedy])]))[0] == 0.5
 
 
 def test_remax_counts_groups_without_a_baseline_and_refuses_a_batch_of_them(

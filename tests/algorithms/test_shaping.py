@@ -94,6 +94,14 @@ def test_relative_length_with_the_shortest_at_the_limit(make_rollout, make_group
     assert shape({"kind": "relative_length", "limit": 8}, batch).tolist() == [1.0, 0.5, 1.0]
 
 
+def test_correct_is_what_the_verifier_said(make_rollout, make_group):
+    batch = answers(make_rollout, make_group, (4, 1.0), (12, 0.0))
+    earlier = replace(batch, reward_N=np.asarray([0.9, 1.0]))  # what a part before it left
+    got = shape({"kind": "relative_length", "limit": 12, "cap": 0.5}, earlier)
+    assert got.tolist() == [0.9, 0.5]
+    assert shape("length_bonus", earlier).tolist() == [0.9, 1.0]
+
+
 def test_relative_length_is_per_group_and_ignores_aborted(make_rollout, make_group):
     quick = make_rollout(1.0, (1,), attempt=2, termination=Termination.ABORTED)
     one = make_group("a", [make_rollout(1.0, (4,)), make_rollout(1.0, (12,), attempt=1), quick])
@@ -192,8 +200,14 @@ def test_diversity_bonus_by_hand():
     assert later == pytest.approx(got * 0.6)  # 0.3 / 0.5
 
 
+def test_long_answers_pull_the_mean_no_more_than_short_ones():
+    # Directions a and b, whatever the number of words: each at 1 / sqrt 2 to the mean.
+    got = shape({"kind": "diversity_bonus", "ngram": 1}, said([7, 7, 7], [9]))
+    assert got == pytest.approx([0.5 * (1 - np.sqrt(0.5))] * 2)
+
+
 def test_the_same_said_gets_exactly_nothing():
-    for texts in ([[4, 5, 6, 7, 8]] * 7, [[4, 5], [4, 5]], [[5]]):
+    for texts in (*([list(range(n))] * m for n in (5, 6, 11) for m in (3, 7, 12)), [[4, 5], [4, 5]], [[5]]):
         got = shape("diversity_bonus", said(*texts))
         assert got.tolist() == [0.0] * len(texts)
 

@@ -47,12 +47,10 @@ class RelativeLength:
         key_N = group_key(batch)
         shortest = np.full(int(key_N.max(initial=-1)) + 1, np.inf)
         np.minimum.at(shortest, key_N[correct_N], batch.length_N[correct_N])
-        shortest_N = shortest[key_N]
-        over_N = np.where(np.isfinite(shortest_N), batch.length_N - shortest_N, 0.0)
-        room_N = self.limit - np.where(np.isfinite(shortest_N), shortest_N, 0.0)
-        # Where the shortest is at the limit already, whatever is longer is beyond it.
-        share_N = np.where(room_N > 0, over_N / np.where(room_N > 0, room_N, 1.0), over_N > 0)
-        return batch.reward_N - self.cap * np.clip(share_N, 0.0, 1.0)
+        shortest_N = shortest[key_N]  # infinite where none is correct: no length is above that
+        room_N = np.maximum(self.limit - shortest_N, 1.0)
+        share_N = np.clip((batch.length_N - shortest_N) / room_N, 0.0, 1.0)
+        return batch.reward_N - self.cap * share_N
 
 
 @register_shaping("overlength")
@@ -240,10 +238,8 @@ class DiversityBonus(_Fading):
         length_G = np.linalg.norm(total_GD, axis=1)
         dot_N = np.einsum("nd,nd->n", unit_ND, total_GD[key_N])
         cosine_N = dot_N / np.where(length_G > 0, length_G, 1.0)[key_N]
-        alone_N = np.bincount(key_N[known_N], minlength=len(total_GD))[key_N] < 2
         apart_N = 1.0 - np.clip(cosine_N, -1.0, 1.0)
-        heard_N = known_N & ~alone_N & (apart_N > _RESIDUE)
-        bonus_N = np.where(heard_N, apart_N, 0.0)
+        bonus_N = np.where(known_N & (apart_N > _RESIDUE), apart_N, 0.0)
         return batch.reward_N + self.at(batch.step) * bonus_N
 
     def _embeddings(self, batch: Batch) -> np.ndarray:

@@ -220,12 +220,12 @@ class SuccessOffset:
 
 
 def shortness_N(batch: Batch, solved_N: np.ndarray) -> np.ndarray:
-    """(_N,) 1 - tokens / tokens of the (group, player)'s longest solve, for solves where it has at least two;
-    0 elsewhere."""
+    """(_N,) 1 - tokens / tokens of the (group, player)'s longest solve, for solves; 0 elsewhere.
+
+    A lone solve is its group's longest, which gives 0: a bonus takes two.
+    """
     key_N = group_key(batch)
-    size = int(key_N.max(initial=-1)) + 1
-    count = np.bincount(key_N[solved_N], minlength=size)
-    longest = np.zeros(size)
+    longest = np.zeros(int(key_N.max(initial=-1)) + 1)
     np.maximum.at(longest, key_N[solved_N], batch.length_N[solved_N])
     share_N = batch.length_N / np.maximum(longest, 1)[key_N]
-    return np.where(solved_N & (count > 1)[key_N], 1 - share_N, 0.0)
+    return np.where(solved_N, 1 - share_N, 0.0)
