@@ -20,6 +20,7 @@ _BUILT_IN = {
     "math": "trivet.envs.math",
     "callable": "trivet.envs.callable",
     "instruct": "trivet.envs.instruct",
+    "reward_model": "trivet.envs.reward_model",
 }
 _REGISTERED: dict[str, Callable[..., Any]] = {}
 

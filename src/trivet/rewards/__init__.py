@@ -12,14 +12,25 @@ if TYPE_CHECKING:
     from trivet.rewards.function import FunctionReward
     from trivet.rewards.math import MathVerifier
     from trivet.rewards.pool import Outcome, PoolError, WorkerPool
+    from trivet.rewards.reward_model import RewardModel, RewardModelError
 
-__all__ = ["FunctionReward", "MathVerifier", "Outcome", "PoolError", "WorkerPool"]
+__all__ = [
+    "FunctionReward",
+    "MathVerifier",
+    "Outcome",
+    "PoolError",
+    "RewardModel",
+    "RewardModelError",
+    "WorkerPool",
+]
 
 _HOME = {
     "FunctionReward": "function",
     "MathVerifier": "math",
     "Outcome": "pool",
     "PoolError": "pool",
+    "RewardModel": "reward_model",
+    "RewardModelError": "reward_model",
     "WorkerPool": "pool",
 }
 

@@ -17,14 +17,11 @@ import torch
 from torch import nn
 
 from trivet.algorithms.base import Model
+from trivet.rewards.reward_model import CARD, stored_score
 from trivet.trainer.fast import gradient_of
 from trivet.trainer.head import Gradient, Positions
 from trivet.trainer.model import PackedModel, load
 from trivet.trainer.trainer import Trainer
-
-SCORE = "score.weight"
-CARD = "reward_model.json"
-"""Says which token of a conversation the score of a reward model's directory is read at."""
 
 
 @dataclass
@@ -89,18 +86,6 @@ def load_scalar(model: str | Path | nn.Module, device: torch.device) -> tuple[An
             else:
                 module.score.weight.copy_(stored)
     return module, source
-
-
-def stored_score(directory: Path) -> torch.Tensor | None:
-    """(1, hidden), or None where the directory's weights have no `score.weight` of one row."""
-    from safetensors import safe_open
-
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            if SCORE in tensors.keys():  # noqa: SIM118 - not a mapping
-                found = tensors.get_tensor(SCORE)
-                return found if len(found) == 1 else None
-    return None
 
 
 class ScalarModel(PackedModel):
