@@ -73,7 +73,7 @@ def joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [update[name] for update in updates if name in update]
         if name.startswith("time/") or name in _SUMMED or name.endswith(("/tokens", "/units")):
             out[name] = sum(values)
-        elif name in _LAST:
+        elif name.replace("/critic/", "/") in _LAST:
             out[name] = values[-1]
         elif name.endswith("_max"):
             out[name] = max(values)

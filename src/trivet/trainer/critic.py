@@ -16,6 +16,7 @@ from trivet.recipe.schema import Trainer as Config
 from trivet.trainer.scalar import ScalarTrainer
 from trivet.trainer.trainer import Trainer
 
+_SHOWN = ("loss", "grad_norm", "lr", "updates", "bad_updates", "skipped")
 _PREFIX = "critic."  # of the critic's tensors in the optimiser's file of a checkpoint
 
 
@@ -88,12 +89,15 @@ class ActorCritic(Trainer):
     def update(self, prepared: PreparedBatch, *, step: int) -> dict[str, float]:
         """One optimiser update of each; the critic's own metrics are train/critic/..."""
         out = super().update(prepared, step=step)
-        names = {f"train/{stream.name}/" for stream in prepared.streams}
         own = self.critic.update(prepared, step=step)
+        if "train/skipped" not in own:
+            out.pop("train/skipped", None)
         for name, value in own.items():
             head, _, rest = name.partition("/")
-            streams = any(name.startswith(prefix) for prefix in names)
-            out[name if streams else f"{head}/critic/{rest}"] = value
+            if head == "time" or rest in _SHOWN:
+                out[f"{head}/critic/{rest}"] = value
+            elif rest.startswith(tuple(f"{stream.name}/" for stream in prepared.streams)):
+                out[name] = value
         return out | _explained(prepared)
 
     def optimiser_tensors(self) -> dict[str, torch.Tensor]:
