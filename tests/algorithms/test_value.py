@@ -165,6 +165,19 @@ def test_planning_says_what_a_credit_lacks_and_what_a_critic_costs():
     assert memory["trainer: critic, its gradients and moments"] == 16 * (made.parameters or 0)
 
 
+def test_a_bench_stage_plays_policies_only():
+    tasks = [{"source": "generated:addition"}]
+    train = {"tasks": tasks, "steps": 2}
+    stages = [
+        {"name": "a", "mode": "train", "algorithm": "sft", **train},
+        {"name": "b", "mode": "train", "algorithm": "reward_model", **train},
+        {"name": "c", "mode": "bench", "eval": {"tasks": [{**tasks[0], "split": "test"}]}},
+    ]
+    recipe = Recipe.model_validate({"stages": stages})
+    made = plan(recipe, algorithms={"a": resolve("sft"), "b": resolve("reward_model")})
+    assert made.stage("c").evaluations == 2  # the start and a
+
+
 def test_planning_refuses_an_evaluation_of_a_reward_model():
     held = {"tasks": [{"source": "generated:addition", "split": "test"}]}
     recipe = stage(algorithm="reward_model", mode="train", eval=held)

@@ -163,7 +163,9 @@ def plan(
         critic = algorithm is not None and getattr(algorithm, "critic", False)
         return memory_parts(recipe, stage, shape, reference, critic) if shape else {}
 
-    models = 1 + sum(stage.mode != "bench" for stage in recipe.stages)
+    policies = {n for n, a in algorithms.items() if getattr(a, "produces", "policy") == "policy"}
+    known = [stage for stage in recipe.stages if stage.name in policies or stage.name not in algorithms]
+    models = 1 + sum(stage.mode != "bench" for stage in known)
     stages = [
         _stage_plan(stage, tasks.get(stage.name), eval_tasks.get(stage.name), memory(stage), models)
         for stage in recipe.stages

@@ -127,6 +127,7 @@ class ScalarTrainer(Trainer):
 
     trains: ClassVar[Model] = "critic"
     packed: ClassVar[type[PackedModel]] = ScalarModel
+    outputs: ClassVar[str] = "values"
 
     def _load(self, model: str | Path | nn.Module) -> tuple[Any, Path | None]:
         return load_scalar(model, self.device)

@@ -51,6 +51,7 @@ class Trainer:
     trains: ClassVar[Model] = "policy"
     ahead: ClassVar[int] = 1  # a position's output is the state before its token (0: the one after it)
     packed: ClassVar[type[PackedModel]] = PackedModel
+    outputs: ClassVar[str] = "log-probabilities"
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class Trainer:
                 out[micro.target_N] = logp.float().cpu().numpy()
         if np.isnan(out[wanted]).any():
             raise TrainingDiverged(
-                f"log-probabilities of {int(np.isnan(out[wanted]).sum())} trained tokens are not a number: "
+                f"{self.outputs} of {int(np.isnan(out[wanted]).sum())} trained tokens are not a number: "
                 f"the weights are broken; go back to the last checkpoint and lower trainer.lr"
             )
         return out
