@@ -58,4 +58,4 @@ class RewardModelEnv(SingleTurn):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self.reward.close()
+        await self.reward.__aexit__(*exc)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CARD = "reward_model.json"
 SCORE = "score.weight"
+_END_S = 5.0  # for the batch that is being computed when the model is closed
 
 
 class RewardModelError(ValueError):
@@ -260,11 +261,12 @@ class RewardModel:
         return Unscored("verifier_invalid", f"{self.directory.name} gave {value}")
 
     def close(self) -> None:
-        """End the thread when it has done what was asked for; the model is freed with it."""
+        """End the thread, which frees the model; one that hangs is left to end with the program."""
         if self._thread is None:
             self._scorer = None
         else:
             self._queue.put(None)
+            self._thread.join(_END_S)
             self._thread = None
 
     async def __aenter__(self) -> Self:
@@ -272,7 +274,7 @@ class RewardModel:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self.close()
+        await asyncio.to_thread(self.close)
 
 
 def _same_length(scorer: Scorer, waiting: list[_Request]) -> tuple[list[_Request], list[_Request]]:
