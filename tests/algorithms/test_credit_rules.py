@@ -360,6 +360,8 @@ KINDS = {
     "reinforce_plus_plus": ("returns", "token_mean"),
     "reinforce_plus_plus_baseline": ("reinforce_plus_plus_baseline", "token_mean"),
     "remax": ("remax", "sequence_sum"),
+    "opmd": ("opmd", "token_mean"),
+    "asymre": ("asymre", "token_mean"),
     "gigpo": ("gigpo", "token_mean"),
     "multi_step_grpo": ("multi_step_grpo", "token_mean"),
     "maxrl": ("maxrl", "sequence_sum"),

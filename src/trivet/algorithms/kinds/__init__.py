@@ -1,11 +1,13 @@
 """The named algorithms, a file each."""
 
 from trivet.algorithms.kinds import (  # noqa: F401  (importing registers)
+    asymre,
     dr_grpo,
     gigpo,
     grpo,
     maxrl,
     multi_step_grpo,
+    opmd,
     policy_gradient,
     ppo,
     reinforce,
