@@ -7,14 +7,18 @@ With h a hidden state, W the projection, T the row's temperature, z = h W' / T a
 
 When the objective's derivative by log p is at hand (g per position), the gradients follow from the chunk's
 own probabilities and no second pass is made: dh = g (W_y - p W) / T and dW = sum over g (onehot(y) - p)' h /
-T. Row factors are applied to the narrow side of each product, never to the (_N, _V) matrix.
+T. Row factors are applied to the narrow side of each product, not to the (_N, _V) matrix, unless other
+tokens' log-probabilities are asked for too (the sampler's most probable ones): with g_k for token k,
+dz = g onehot(y) + sum over k of g_k onehot(k) - (g + sum of g_k) p.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from trivet.trainer.fast import add_rows, gradient_of
@@ -26,18 +30,46 @@ _SMALL_VOCABULARY = 1 << 22  # elements of a chunk that cost less than a chunk's
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Trained positions (_N): packed token that predicts, id that is predicted, temperature of the row."""
+    """Trained positions (_N): packed token that predicts, id that is predicted, temperature of the row.
+
+    `entries`: further ids whose log-probability is asked for, position after position: (offset_N1 int64 on
+    the host, ids (_E,) on the device).
+    """
 
     source_N: torch.Tensor
     target_N: torch.Tensor
     temperature_N: torch.Tensor
+    entries: tuple[np.ndarray, torch.Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.source_N)
 
+    def entries_of(self, part: slice) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(row inside `part`, id) of the entries of a range of positions, int64 (_e,)."""
+        if self.entries is None:
+            return None
+        offset, ids = self.entries[0][part.start : part.stop + 1], self.entries[1]
+        row_E = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
+        return torch.from_numpy(row_E).to(ids.device), ids[int(offset[0]) : int(offset[-1])]
 
-Gradient = Callable[[slice, torch.Tensor, "torch.Tensor | None"], "tuple[torch.Tensor, torch.Tensor | None]"]
-"""(range, log p, entropy or None) -> (d loss / d log p, d loss / d entropy or None), all (_n,)."""
+
+class Read(NamedTuple):
+    """Of a range of positions: log p (_n,), entropies (_n,) and the entries' log p (_e,) where asked for."""
+
+    logp: torch.Tensor
+    entropy: torch.Tensor | None = None
+    top: torch.Tensor | None = None
+
+
+class Slopes(NamedTuple):
+    """d loss by each of `Read`; None: the loss does not depend on it."""
+
+    logp: torch.Tensor
+    entropy: torch.Tensor | None = None
+    top: torch.Tensor | None = None
+
+
+Gradient = Callable[[slice, Read], Slopes]
 
 
 @dataclass
@@ -85,20 +117,22 @@ class Head:
         self._buffers.clear()
 
     @torch.no_grad()
-    def logprobs(
-        self, hidden_P: torch.Tensor, at: Positions, *, entropy: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """log p (_N,) and, if asked for, the entropy (_N,); no gradient."""
+    def logprobs(self, hidden_P: torch.Tensor, at: Positions, *, entropy: bool = False) -> Read:
+        """log p (_N,), the entropy (_N,) if asked for, log p of entries where there are some; no gradient."""
         logp = torch.empty(len(at), dtype=self.wide, device=hidden_P.device)
         spread = torch.empty_like(logp) if entropy else None
+        top: list[torch.Tensor] = []
         matrix = self._matrix()
         for start in range(0, len(at), self.chunk):
             part = slice(start, min(start + self.chunk, len(at)))
             scaled = self._scaled(hidden_P, at, part)
-            logp[part], h, _, _ = self._forward(scaled, at, part, matrix, entropy)
-            if spread is not None and h is not None:
-                spread[part] = h
-        return logp, spread
+            read, _, _ = self._forward(scaled, at, part, matrix, entropy)
+            logp[part] = read.logp
+            if spread is not None and read.entropy is not None:
+                spread[part] = read.entropy
+            if read.top is not None:
+                top.append(read.top)
+        return Read(logp, spread, torch.cat(top) if top else None)
 
     @torch.no_grad()
     def backward(
@@ -112,8 +146,8 @@ class Head:
     ) -> torch.Tensor:
         """One pass forward and back: adds to the gradients of weight and bias; returns d loss / d hidden.
 
-        `gradient` is called once for each chunk, in order, with the chunk's log-probabilities (and entropies
-        with `entropy`). Only with `keep` may it return a derivative by the entropy: the logits are then kept
+        `gradient` is called once for each chunk, in order, with what was read there (entropies with
+        `entropy`). Only with `keep` may it return a derivative by the entropy: the logits are then kept
         beside p.
         """
         d_hidden = torch.zeros(hidden_P.shape, dtype=self.wide, device=hidden_P.device)
@@ -121,13 +155,20 @@ class Head:
         for start in range(0, len(at), self.chunk):
             part = slice(start, min(start + self.chunk, len(at)))
             scaled = self._scaled(hidden_P, at, part)
-            logp, spread, z, p = self._forward(scaled, at, part, matrix, entropy, keep)
-            g, g_entropy = gradient(part, logp, spread)
+            read, z, p = self._forward(scaled, at, part, matrix, entropy, keep)
+            g, g_entropy, g_top = gradient(part, read)
+            entries = at.entries_of(part) if g_top is not None else None
+            pull = g if g_top is None or entries is None else g.index_add(0, entries[0], g_top)
             if g_entropy is not None:
-                if z is None or spread is None:
+                if z is None or read.entropy is None:
                     raise ValueError("a gradient by the entropy needs `entropy` and `keep`")
-                self._weigh(p, z, logp, spread, g, g_entropy, at.target_N[part])
-            self._accumulate(d_hidden, scaled, p, g, at, part, matrix, weighed=g_entropy is not None)
+                self._weigh(p, z, read.logp, read.entropy, pull, g_entropy, at.target_N[part])
+            elif entries is not None:
+                p.mul_(pull.to(p.dtype)[:, None])
+            if g_top is not None and entries is not None:
+                p.view(-1).index_add_(0, entries[0] * p.shape[1] + entries[1], g_top.to(p.dtype), alpha=-1)
+            weighed = g_entropy is not None or entries is not None
+            self._accumulate(d_hidden, scaled, p, g, at, part, matrix, weighed=weighed)
         return d_hidden
 
     def _matrix(self) -> torch.Tensor:
@@ -146,13 +187,15 @@ class Head:
         matrix: torch.Tensor,
         entropy: bool,
         keep: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-        """log p (_n,), entropy, z (only with `keep`), p (_n, _V) of one chunk."""
+    ) -> tuple[Read, torch.Tensor | None, torch.Tensor]:
+        """What is asked for, z (only with `keep`), p (_n, _V) of one chunk."""
         n, target = len(scaled), at.target_N[part, None]
         z = self._buffer("logits", n, len(at))
         self._logits(scaled, at.temperature_N[part], matrix, z)
         p = self._buffer("probabilities", n, len(at)) if keep else z
         picked = z.gather(1, target).squeeze(1)
+        entries = at.entries_of(part)
+        top = None if entries is None else z[entries]
         mean = self._softmax(z, p, entropy)
         chosen = p.gather(1, target).squeeze(1)
         logp = chosen.log()
@@ -161,7 +204,9 @@ class Head:
             again = z.new_empty(len(rare), z.shape[1])
             self._logits(scaled[rare], at.temperature_N[part][rare], matrix, again)
             logp[rare] = picked[rare] - again.logsumexp(-1)
-        return logp, None if mean is None else picked - logp - mean, z if keep else None, p
+        log_sum = picked - logp
+        top = None if top is None or entries is None else top - log_sum[entries[0]]
+        return Read(logp, None if mean is None else log_sum - mean, top), z if keep else None, p
 
     def _softmax(self, z: torch.Tensor, p: torch.Tensor, mean: bool) -> torch.Tensor | None:
         """p = softmax(z), in place where they are one; the mean of z under p (_n,) if asked for.

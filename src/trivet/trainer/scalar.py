@@ -19,7 +19,7 @@ from torch import nn
 from trivet.algorithms.base import Model
 from trivet.rewards.reward_model import CARD, stored_score
 from trivet.trainer.fast import gradient_of
-from trivet.trainer.head import Gradient, Positions
+from trivet.trainer.head import Gradient, Positions, Read
 from trivet.trainer.model import PackedModel, load
 from trivet.trainer.trainer import Trainer
 
@@ -43,11 +43,9 @@ class ScalarHead:
         """There are no buffers."""
 
     @torch.no_grad()
-    def logprobs(
-        self, hidden_P: torch.Tensor, at: Positions, *, entropy: bool = False
-    ) -> tuple[torch.Tensor, None]:
-        """v (_N,); there is no entropy."""
-        return self._rows(hidden_P, at) @ self.weight.detach()[0].to(self.wide), None
+    def logprobs(self, hidden_P: torch.Tensor, at: Positions, *, entropy: bool = False) -> Read:
+        """v (_N,) in place of log p; there is no entropy."""
+        return Read(self._rows(hidden_P, at) @ self.weight.detach()[0].to(self.wide))
 
     @torch.no_grad()
     def backward(
@@ -61,8 +59,7 @@ class ScalarHead:
     ) -> torch.Tensor:
         """Adds to the weight's gradient; returns d loss / d hidden. `gradient` is called once, with all v."""
         rows, weight = self._rows(hidden_P, at), self.weight.detach()[0].to(self.wide)
-        g, _ = gradient(slice(0, len(at)), rows @ weight, None)
-        g = g.to(self.wide)
+        g = gradient(slice(0, len(at)), Read(rows @ weight)).logp.to(self.wide)
         if self.weight.requires_grad:
             gradient_of(self.weight).add_((g @ rows)[None].to(self.weight.dtype))
         d_hidden = torch.zeros(hidden_P.shape, dtype=self.wide, device=hidden_P.device)

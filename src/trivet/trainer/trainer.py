@@ -17,7 +17,7 @@ from trivet.algorithms.base import Batch, Model, PreparedBatch, Stream
 from trivet.algorithms.evaluate import finalise, merge, stream_loss
 from trivet.recipe.schema import Trainer as Config
 from trivet.trainer import optim
-from trivet.trainer.head import Positions
+from trivet.trainer.head import Positions, Read, Slopes
 from trivet.trainer.model import PackedModel, load
 from trivet.trainer.packing import MicroBatch, Plan, plan
 
@@ -155,7 +155,7 @@ class Trainer:
         with torch.no_grad():
             for micro in grid.micro:
                 hidden = model.forward(*model.tokens(micro, batch.ids_T, batch.position_T))
-                logp, _ = model.head.logprobs(hidden, self._positions(batch, micro))
+                logp = model.head.logprobs(hidden, self._positions(batch, micro)).logp
                 out[micro.target_N] = logp.float().cpu().numpy()
         if np.isnan(out[wanted]).any():
             raise TrainingDiverged(
@@ -177,7 +177,7 @@ class Trainer:
             ahead=self.ahead,
         )
 
-    def _positions(self, batch: Batch, micro: MicroBatch) -> Positions:
+    def _positions(self, batch: Batch, micro: MicroBatch, *, top: bool = False) -> Positions:
         def put(array: np.ndarray, dtype: Any) -> torch.Tensor:
             return torch.from_numpy(array.astype(dtype)).to(self.device)
 
@@ -185,7 +185,18 @@ class Trainer:
             put(micro.source_N, np.int64),
             put(batch.ids_T[micro.target_N], np.int64),
             put(batch.temperature_T[micro.target_N], np.float64).to(self.model.head.wide),
+            self._entries(batch, micro) if top else None,
         )
+
+    def _entries(self, batch: Batch, micro: MicroBatch) -> tuple[np.ndarray, torch.Tensor] | None:
+        """The sampler's most probable tokens at the trained positions."""
+        if batch.top is None:
+            return None
+        count_N = np.diff(batch.top.offset_T1)[micro.target_N]
+        offset_N1 = np.concatenate([[0], np.cumsum(count_N)])
+        index_E = np.repeat(batch.top.offset_T1[micro.target_N] - offset_N1[:-1], count_N)
+        ids = batch.top.id_E[index_E + np.arange(int(offset_N1[-1]))].astype(np.int64)
+        return offset_N1, torch.from_numpy(ids).to(self.device)
 
     # -- update ----------------------------------------------------------------------------------
 
@@ -244,19 +255,17 @@ class Trainer:
         begin = time.perf_counter()
         batch, head = prepared.batch, self.model.head
         hidden = self.model.forward(*self.model.tokens(micro, batch.ids_T, batch.position_T))
-        at, start = self._positions(batch, micro), time.perf_counter()
+        top = any(stream.spec.top for stream in streams)
+        at, start = self._positions(batch, micro, top=top), time.perf_counter()
         clock["forward"] += start - begin
         terms = _Terms(prepared, streams, micro.target_N)
         entropy = prepared.algorithm.entropy or "rollout" in prepared.algorithm.consumes
         states = hidden.detach()
         if any(stream.level == "unit" for stream in streams):
-            g, g_entropy = terms(slice(None), *head.logprobs(states, at, entropy=entropy))
+            whole = terms(slice(0, len(at)), head.logprobs(states, at, entropy=entropy))
+            by_entropy = whole.entropy is not None
             d_hidden = head.backward(
-                states,
-                at,
-                lambda part, *_: (g[part], None if g_entropy is None else g_entropy[part]),
-                entropy=g_entropy is not None,
-                keep=g_entropy is not None,
+                states, at, lambda part, _: _cut(whole, at, part), entropy=by_entropy, keep=by_entropy
             )
         else:
             keep = prepared.algorithm.entropy
@@ -352,7 +361,7 @@ class Trainer:
             hidden = self.model.forward(*self.model.tokens(grid.micro[0], ids_T, np.arange(n)))
             source = torch.arange(n - 1, device=self.device)
             at = Positions(source, ids_N, torch.ones(n - 1, dtype=self.model.head.wide, device=self.device))
-            logp, _ = self.model.head.logprobs(hidden, at)
+            logp = self.model.head.logprobs(hidden, at).logp
         return logp.cpu().numpy()
 
     def export(self, directory: Path) -> Path:
@@ -368,26 +377,37 @@ class _Terms:
         self.prepared, self.streams, self.target_N = prepared, streams, target_N
         self.loss, self.stats = 0.0, {}
 
-    def __call__(
-        self, part: slice, logp: torch.Tensor, entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """d loss / d log p and d loss / d entropy (None where no objective differentiates it), of a range."""
-        leaves = [logp.detach().requires_grad_()]
+    def __call__(self, part: slice, read: Read) -> Slopes:
+        """The loss of a range by its log-probabilities, entropies (where an objective differentiates them)
+        and the entries' log-probabilities."""
+        logp, entropy, top = read.logp.detach().requires_grad_(), read.entropy, read.top
+        leaves = {"logp": logp}
         if entropy is not None and self.prepared.algorithm.entropy:
-            entropy = entropy.detach().requires_grad_()
-            leaves.append(entropy)
+            entropy = leaves["entropy"] = entropy.detach().requires_grad_()
+        if top is not None:
+            top = leaves["top"] = top.detach().requires_grad_()
         with torch.enable_grad():
-            total = leaves[0].new_zeros(())
+            total = logp.new_zeros(())
             for stream in self.streams:
+                index_P = self.target_N[part]
                 loss, stats = stream_loss(
-                    self.prepared, stream, self.target_N[part], leaves[0], entropy_P=entropy
+                    self.prepared, stream, index_P, logp, entropy_P=entropy, top_logp_E=top
                 )
                 total = total + loss
                 merge(self.stats, stats)
-            grads = torch.autograd.grad(total, leaves, allow_unused=True)
+            grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
         self.loss += float(total.detach())
-        first = torch.zeros_like(logp) if grads[0] is None else grads[0]
-        return first, grads[1] if len(grads) > 1 else None
+        found = dict(zip(leaves, grads, strict=True))
+        first = found.pop("logp")
+        return Slopes(torch.zeros_like(logp) if first is None else first, **found)
+
+
+def _cut(whole: Slopes, at: Positions, part: slice) -> Slopes:
+    """The slopes of a range of positions."""
+    top = whole.top
+    if top is not None and at.entries is not None:
+        top = top[int(at.entries[0][part.start]) : int(at.entries[0][part.stop])]
+    return Slopes(whole.logp[part], None if whole.entropy is None else whole.entropy[part], top)
 
 
 def _units(batch: Batch, streams: list[Stream]) -> np.ndarray:
