@@ -228,7 +228,8 @@ class StageRun:
         from trivet.trainer import collate, prepare, split
 
         begin = time.monotonic()
-        batch = collate(groups, step=step)
+        needs = self.algorithm.needs
+        batch = collate(groups, step=step, needs=needs, attachments=self.keeper.attachments)
         self.trainer.annotate(batch, self.algorithm.annotations(updates))
         prepared = prepare(batch, self.algorithm, scales=self.scales)
         metrics = {f"train/{name}": value for name, value in prepared.counters.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from trivet.algorithms.base import (
     AlgorithmError,
     Batch,
     PreparedBatch,
+    TopColumn,
 )
 from trivet.algorithms.prepare import assemble
-from trivet.types import Group, Pending, Rollout, Row, Scored, Unscored
+from trivet.types import Attachment, Group, Pending, Rollout, Row, Scored, Unscored
 from trivet.types.trace import Origin
 
 _TOKEN_COLUMNS: dict[str, Any] = {
@@ -33,14 +34,27 @@ _TOKEN_COLUMNS: dict[str, Any] = {
 }
 
 
-def collate(groups: Sequence[Group], *, step: int = 0) -> Batch:
+class HeavyColumns(Protocol):
+    """Where attachments are read from; `trivet.buffer.AttachmentStore` is one."""
+
+    def open(self, attachment: Attachment) -> np.ndarray: ...
+
+
+def collate(
+    groups: Sequence[Group],
+    *,
+    step: int = 0,
+    needs: Collection[str] = (),
+    attachments: HeavyColumns | None = None,
+) -> Batch:
     """Rows of all rollouts side by side, in the order of groups, rollouts and leaves.
 
     Every rollout is kept, trained or not: its reward belongs to its group's baseline. Rows without a trained
-    token are kept too; `prepare` marks them as not to be forwarded. `step`: the one it is trained at.
+    token are kept too; `prepare` marks them as not to be forwarded. `step`: the one it is trained at. With
+    "top" in `needs` the sampler's most probable tokens are read from `attachments`.
 
     Raises AlgorithmError for a pending reward, a rollout of role eval, a trained token at position 0 of a
-    row.
+    row, and when something in `needs` was never stored.
     """
     rollouts = [(g, rollout) for g, group in enumerate(groups) for rollout in group.rollouts]
     for g, rollout in rollouts:
@@ -65,6 +79,9 @@ def collate(groups: Sequence[Group], *, step: int = 0) -> Batch:
         **_rollout_table(groups, rollouts),
         **_turn_table([rollout for _, rollout in rollouts]),
         step=step,
+        top=_top_column(rows, [rollouts[n][1] for n in row_rollout_R], attachments)
+        if "top" in needs
+        else None,
     )
     _refuse_first(batch)
     return batch
@@ -73,6 +90,44 @@ def collate(groups: Sequence[Group], *, step: int = 0) -> Batch:
 def _concatenate(rows: list[Row], name: str, dtype: Any) -> np.ndarray:
     parts = [getattr(row, name) for row in rows]
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+
+
+def _top_column(
+    rows: Sequence[Row], rollouts: Sequence[Rollout], attachments: HeavyColumns | None
+) -> TopColumn:
+    """The stored entries of trained tokens; `rollouts`: each row's. The files are mapped, then copied."""
+    count, ids, logprobs = [], [], []
+    for row, rollout in zip(rows, rollouts, strict=True):
+        count_T, start = np.zeros(len(row), np.int64), 0
+        for index in rollout.trace.path(row.leaf):
+            node = rollout.trace.nodes[index]
+            stop = start + node.length
+            stored = {a.kind: a for a in node.attachments}
+            if "top.offset" in stored and attachments is not None and (row.train_T[start:stop] > 0).any():
+                offset, own, logprob = (
+                    attachments.open(stored[f"top.{k}"]) for k in ("offset", "id", "logprob")
+                )
+                if len(offset) != node.length + 1 or not len(own) == len(logprob) == int(offset[-1]):
+                    raise AlgorithmError(
+                        f"rollout {rollout.id or rollout.attempt!r}: the stored top entries of node "
+                        f"{index} do not fit its {node.length} tokens; take its issue out with fail()"
+                    )
+                count_T[start:stop] = np.diff(offset.astype(np.int64))
+                ids.append(own.astype(np.int32))
+                logprobs.append(logprob.astype(np.float32))
+            start = stop
+        count.append(count_T)
+    if not ids and any((row.train_T > 0).any() for row in rows):
+        raise AlgorithmError(
+            "the algorithm reads the sampler's top log-probabilities, but no rollout of the batch has any: "
+            "set engine.top (e.g. 32); rollouts that were sampled without it cannot be used"
+        )
+    total = np.concatenate([np.zeros(1, np.int64), *count])
+    return TopColumn(np.cumsum(total), _joined(ids, np.int32), _joined(logprobs, np.float32))
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
 def _rollout_table(groups: Sequence[Group], rollouts: list[tuple[int, Rollout]]) -> dict[str, Any]:

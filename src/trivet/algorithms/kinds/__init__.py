@@ -15,6 +15,7 @@ from trivet.algorithms.kinds import (  # noqa: F401  (importing registers)
     remax,
     reward_model,
     rloo,
+    score_centering,
     sft,
     success_offset,
 )
