@@ -6,6 +6,7 @@ options, put together from parts. Importing this package registers the built-in 
 
 from trivet.algorithms import (  # noqa: F401  (importing registers)
     aggregate,
+    controls,
     corrections,
     credit,
     kinds,

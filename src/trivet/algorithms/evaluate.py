@@ -6,6 +6,7 @@ into metrics:
     <stream>/tokens, <stream>/units      counts
     <stream>/<name>                      summed over tokens       -> mean per token
     <stream>/unit/<name>                 summed over units        -> mean per unit
+    <stream>/ess/<name>                  squares of <name> summed -> (sum)^2 / (n * sum of squares), n of <name>
     sum/<stream>/<name>                  plain sum                -> <stream>/<name>
     max/<stream>/<name>                  maximum                  -> <stream>/<name>_max
 """
@@ -205,6 +206,11 @@ def finalise(stats: Mapping[str, Any]) -> dict[str, float]:
             out[f"{rest}_max"] = value
         elif head == "sum" or rest in ("tokens", "units"):
             out[rest if head == "sum" else name] = value
+        elif rest.startswith("ess/"):
+            what = rest.removeprefix("ess/")
+            n = numbers.get(f"{head}/units" if what.startswith("unit/") else f"{head}/tokens", 0.0)
+            total = numbers.get(f"{head}/{what}", 0.0)
+            out[f"{head}/ess/{what.removeprefix('unit/')}"] = total**2 / (n * value) if n * value > 0 else 0.0
         elif rest.startswith("unit/"):
             out[f"{head}/{rest.removeprefix('unit/')}"] = value / max(numbers.get(f"{head}/units", 0.0), 1.0)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trivet.algorithms.base import Algorithm, StreamSpec
+from trivet.algorithms.base import Algorithm, AlgorithmError, Part, StreamSpec
 from trivet.algorithms.registry import PartSpec, make_part, make_parts, register_algorithm
 
 Bounds = tuple[float, float]
@@ -32,24 +32,30 @@ def policy_gradient(
 
     `shaping`: changes of the rewards before credit. `credit`: A from rewards. `objective`: l_t.
     `aggregation`: w_t, for all terms. `masks`: what may be trained. `proximal`: where the ratio starts: the
-    policy an update starts from (recompute) or the sampler (behaviour). `tis`: bounds of f_t = pi_proximal /
-    mu, token by token; null: none; auto: [0.5, 2.0] where proximal is recomputed. `corrections`: further
-    factors. `kl`: an estimator (k3 unless named) of the distance to the reference, with `kl_weight` above 0;
-    `kl_control`, `entropy_control` move the weights.
+    policy an update starts from (recompute: with `tis` this is decoupled PPO) or the sampler (behaviour).
+    `tis`: bounds of f_t = pi_proximal / mu, token by token; null: none; auto: [0.5, 2.0] where proximal is
+    recomputed and no other correction weighs by that ratio. `corrections`: further factors. `kl`: an
+    estimator (k3 unless named) of the distance to the reference, with `kl_weight` above 0; H: the policy's
+    entropy. `kl_control`, `entropy_control` move the weights from step to step.
     """
+    further = make_parts("correction", corrections)
+    weighing = [part.name for part in further if getattr(part.call, "weigh", False)]
     if tis == "auto":
-        tis = (0.5, 2.0) if proximal == "recompute" else None
-    first: list[PartSpec] = [] if tis is None else [{"kind": "token_tis", "bounds": tis}]
+        tis = (0.5, 2.0) if proximal == "recompute" and not weighing else None
+    if len(weighing) + (tis is not None) > 1:
+        names = [*(["token_tis"] if tis is not None else []), *weighing]
+        raise AlgorithmError(
+            f"corrections {names} each multiply by pi_proximal / mu, which would weigh twice; keep one "
+            "(tis: null drops token_tis, weigh: false makes a mask of one that has the option)"
+        )
+    first = () if tis is None else (make_part("correction", {"kind": "token_tis", "bounds": tis}),)
     weights = make_part("aggregation", aggregation)
-    factors = make_parts("correction", [*first, *corrections])
-    streams = [StreamSpec("pg", make_part("objective", objective), weights, factors)]
-    if kl is not None or kl_weight:
-        control = None if kl_control is None else make_part("control", kl_control)
-        estimator = make_part("objective", _of("kl", kl or "k3"))
-        streams.append(StreamSpec("kl", estimator, weights, scale=kl_weight, control=control))
-    if entropy_weight or entropy_control:
-        control = None if entropy_control is None else make_part("control", entropy_control)
+    streams = [StreamSpec("pg", make_part("objective", objective), weights, (*first, *further))]
+    if kl is not None or kl_weight or kl_control is not None:
+        streams.append(_kl(weights, kl, kl_weight, kl_control))
+    if entropy_weight or entropy_control is not None:
         bonus = make_part("objective", "entropy_bonus")
+        control = _control("entropy", entropy_control, entropy_weight)
         streams.append(StreamSpec("entropy", bonus, weights, scale=entropy_weight, control=control))
     return Algorithm(
         kind="policy_gradient",
@@ -61,9 +67,34 @@ def policy_gradient(
     )
 
 
-def _of(kind: str, spec: PartSpec) -> PartSpec:
-    """`k3` -> {kind: kl, estimator: k3}; a spec with a kind of its own stays."""
-    return {"kind": kind, "estimator": spec} if isinstance(spec, str) and ":" not in spec else spec
+def _kl(weights: Part, kl: PartSpec | None, weight: float, control: PartSpec | None) -> StreamSpec:
+    """The stream of the distance to the reference. AlgorithmError for one that could never pull."""
+    if kl is None and not weight:
+        raise AlgorithmError("kl_control has no distance to move; name one (kl: k3) and set kl_weight")
+    if not weight and control is None:
+        raise AlgorithmError(
+            f"kl {kl!r} has weight 0 and no kl_control, so it would cost a reference and change nothing; set "
+            "kl_weight above 0 or drop kl"
+        )
+    if weight < 0:
+        raise AlgorithmError(f"kl_weight {weight} would drive the policy from its reference; set it above 0")
+    spec = "k3" if kl is None else kl
+    if isinstance(spec, str) and ":" not in spec:
+        spec = {"kind": "kl", "estimator": spec}
+    elif isinstance(spec, Mapping) and "kind" not in spec:
+        spec = {"kind": "kl", **spec}
+    moved = _control("kl", control, weight)
+    return StreamSpec("kl", make_part("objective", spec), weights, scale=weight, control=moved)
+
+
+def _control(stream: str, spec: PartSpec | None, weight: float) -> Part | None:
+    """AlgorithmError for a control that multiplies a weight of 0."""
+    part = None if spec is None else make_part("control", spec)
+    if part is not None and part.name == "adaptive_kl" and not weight:
+        raise AlgorithmError(
+            f"{stream}_control adaptive_kl multiplies the weight, and {stream}_weight is 0; set it above 0"
+        )
+    return part
 
 
 def preset(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> Algorithm:

@@ -6,13 +6,27 @@ ranks (`evaluate` documents their names).
 
 from trivet.algorithms.objectives.centering import CentredPG
 from trivet.algorithms.objectives.policy import LOG_RATIO_BOUND, CrossEntropy, PPOClip, mismatch_stats
+from trivet.algorithms.objectives.regularise import KL, EntropyBonus
+from trivet.algorithms.objectives.sequence import GMPO, GSPO, TOPR
 from trivet.algorithms.objectives.value import BradleyTerry, ValueLoss
+from trivet.algorithms.objectives.weighted import CISPO, DPPO, REC, SAPO, SPPO, ISReinforce
 
 __all__ = [
+    "CISPO",
+    "DPPO",
+    "GMPO",
+    "GSPO",
+    "KL",
     "LOG_RATIO_BOUND",
+    "REC",
+    "SAPO",
+    "SPPO",
+    "TOPR",
     "BradleyTerry",
     "CentredPG",
     "CrossEntropy",
+    "EntropyBonus",
+    "ISReinforce",
     "PPOClip",
     "ValueLoss",
     "mismatch_stats",
