@@ -43,7 +43,7 @@ HOW_TO_PROVIDE = {
     "top": "set engine.top, e.g. engine.top: 20",
     "routes": "no engine of this version records expert routes",
     "value": "it trains no critic; take algorithm ppo, or a credit that reads no values",
-    "teacher_logp": "no trainer of this version has a teacher",
+    "teacher_logp": "name a teacher, e.g. models: {teacher: {model: DIRECTORY}}",
 }
 
 
@@ -76,8 +76,11 @@ def check_recipe(
             found |= dict.fromkeys(_stage(variant, tasks.get(stage.name), shape))
             algorithm = algorithms.get(name, algorithms.get(stage.name))
             if algorithm is not None and stage.mode != "bench":
-                critic = {"value": "critic"} if getattr(algorithm, "critic", False) else {}
-                has = {**provided(variant), **critic, **gives.get(stage.name, {})}
+                has = {**provided(variant), **gives.get(stage.name, {})}
+                if getattr(algorithm, "critic", False):
+                    has["value"] = "critic"
+                if "teacher" in recipe.models:
+                    has["teacher_logp"] = "models.teacher"
                 found |= dict.fromkeys(_algorithm(variant, algorithm, has))
         problems += [f"stages.{stage.name}: {text}" for text in found]
     return problems

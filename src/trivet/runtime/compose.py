@@ -155,16 +155,22 @@ def _trainer(run: Run, stage: Stage, start: Path, games: Games) -> Trainer:
     elif any(algorithm.critic for algorithm in algorithms):
         from trivet.trainer.critic import ActorCritic
 
-        critic = run.place("models:critic") if "critic" in run.recipe.models else None
-        make = partial(ActorCritic, critic=str(critic) if critic else None)
+        make = partial(ActorCritic, critic=_frozen(run, "critic"))
     return make(
         str(start),
         stage.trainer,
+        reference=_frozen(run, "reference") or str(start),
+        teacher=_frozen(run, "teacher"),
         device=run.recipe.runtime.device,
         seed=run.recipe.seed,
         micro_tokens=stage.batch.micro_tokens,
         total_steps=_updates(stage, steps) if steps is not None else None,
     )
+
+
+def _frozen(run: Run, name: str) -> str | None:
+    """The directory of one of the recipe's `models:`, where it names it."""
+    return str(run.place(f"models:{name}")) if name in run.recipe.models else None
 
 
 def _updates(stage: Stage, steps: int) -> int:

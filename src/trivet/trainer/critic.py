@@ -55,12 +55,13 @@ class ActorCritic(Trainer):
         micro_tokens: int = 4096,
         total_steps: int | None = None,
         reference: str | Path | torch.nn.Module | None = None,
+        teacher: str | Path | torch.nn.Module | None = None,
     ) -> None:
         start = critic if critic is not None else model
         start = copy.deepcopy(start) if isinstance(start, torch.nn.Module) else start
         shared: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
         shared["micro_tokens"] = micro_tokens
-        super().__init__(model, config, reference=reference, **shared)
+        super().__init__(model, config, reference=reference, teacher=teacher, **shared)
         self.critic = Critic(start, critic_config(config), **shared)
         if self.critic.context_limit < self.context_limit:
             raise ValueError(

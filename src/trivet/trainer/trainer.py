@@ -21,7 +21,7 @@ from trivet.trainer.head import Positions, Read, Slopes
 from trivet.trainer.model import PackedModel, load
 from trivet.trainer.packing import MicroBatch, Plan, plan
 
-ANNOTATIONS = frozenset({"proximal_logp", "ref_logp"})
+ANNOTATIONS = frozenset({"proximal_logp", "ref_logp", "teacher_logp"})
 
 
 @contextmanager
@@ -44,8 +44,9 @@ class Trainer:
     """Trains one causal language model on packed rows.
 
     `model`: Hugging Face directory or name, or a loaded model (which is then trained in place). `reference`:
-    the frozen copy `ref_logp` is computed with (default: `model` as it was handed over). `total_steps`:
-    updates of the stage, for schedules that end. It trains the streams whose model is `trains`.
+    the frozen copy `ref_logp` is computed with (default: `model` as it was handed over), `teacher`: the one
+    of `teacher_logp`. `total_steps`: updates of the stage, for schedules that end. It trains the streams
+    whose model is `trains`.
     """
 
     trains: ClassVar[Model] = "policy"
@@ -63,6 +64,7 @@ class Trainer:
         micro_tokens: int = 4096,
         total_steps: int | None = None,
         reference: str | Path | torch.nn.Module | None = None,
+        teacher: str | Path | torch.nn.Module | None = None,
     ) -> None:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -81,8 +83,11 @@ class Trainer:
         self.optimiser = optim.adamw(module, config)
         self.updates = 0  # optimiser updates that took place
         self.bad_updates = 0  # in a row
-        self._reference_source = reference if reference is not None else model
-        self._reference: PackedModel | None = None
+        self._sources = {
+            "ref_logp": reference if reference is not None else model,
+            "teacher_logp": teacher,
+        }
+        self._frozen: dict[str, PackedModel] = {}
 
     def _load(self, model: str | Path | torch.nn.Module) -> tuple[Any, Path | None]:
         return load(model, self.device)
@@ -109,9 +114,9 @@ class Trainer:
         return self.model.context
 
     def close(self) -> None:
-        """Give back buffers and the reference copy. The trainer can go on afterwards."""
+        """Give back buffers and the frozen models. The trainer can go on afterwards."""
         self.model.head.release()
-        self._reference = None
+        self._frozen = {}
 
     # -- annotations -----------------------------------------------------------------------------
 
@@ -119,7 +124,8 @@ class Trainer:
     def annotate(self, batch: Batch, needs: Iterable[str]) -> dict[str, float]:
         """Add the asked-for columns to `batch.annotations`; float32 (_T,), NaN where nothing is trained.
 
-        `proximal_logp`: log-probabilities under the current weights, `ref_logp`: under the reference.
+        `proximal_logp`: log-probabilities under the current weights, `ref_logp`: under the reference,
+        `teacher_logp`: under the teacher.
         """
         wanted = sorted(needs)
         unknown = sorted(set(wanted) - ANNOTATIONS)
@@ -127,13 +133,17 @@ class Trainer:
             raise ValueError(f"the trainer cannot compute {unknown}; it computes {sorted(ANNOTATIONS)}")
         begin = time.perf_counter()
         for name in wanted:
-            model = self.model if name == "proximal_logp" else self._frozen_copy()
+            model = self.model if name == "proximal_logp" else self._frozen_model(name)
             batch.annotations[name] = self._logprobs(model, batch)
         return {"train/annotate_s": time.perf_counter() - begin} if wanted else {}
 
-    def _frozen_copy(self) -> PackedModel:
-        if self._reference is None:
-            source = self._reference_source
+    def _frozen_model(self, name: str) -> PackedModel:
+        """The model of an annotation, loaded when it is first asked for. Raises ValueError when there is
+        none, and when its vocabulary is another."""
+        if name not in self._frozen:
+            source = self._sources[name]
+            if source is None:
+                raise ValueError(f"{name} is asked for, but the trainer was handed no teacher")
             if isinstance(source, torch.nn.Module):
                 if source is self.model.module and self.updates:
                     raise RuntimeError(
@@ -145,8 +155,15 @@ class Trainer:
             module.requires_grad_(False)
             for parameter in module.parameters():
                 parameter.grad = None  # copied along
-            self._reference = PackedModel(module, dtype=self.config.dtype, chunk=self.config.head_chunk)
-        return self._reference
+            frozen = PackedModel(module, dtype=self.config.dtype, chunk=self.config.head_chunk)
+            own, other = len(self.model.head.weight), len(frozen.head.weight)
+            if own != other:
+                raise ValueError(
+                    f"the model of {name} knows {other} symbols, the policy {own}: token ids would mean "
+                    "other things to it; take one with the policy's tokenizer"
+                )
+            self._frozen[name] = frozen
+        return self._frozen[name]
 
     def _logprobs(self, model: PackedModel, batch: Batch) -> np.ndarray:
         wanted = (batch.train_T > 0) & (batch.position_T > 0)

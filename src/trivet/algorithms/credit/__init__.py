@@ -1,5 +1,6 @@
 """Credit: from rewards to advantages. Compared is within (group, player), never across."""
 
+from trivet.algorithms.credit.distill import JSD, ReverseKL
 from trivet.algorithms.credit.group import (
     ROUNDING,
     GroupNormalised,
@@ -28,6 +29,7 @@ from trivet.algorithms.credit.turns import GiGPO, MultiStepGRPO, lift_turns, tur
 
 __all__ = [
     "GAE",
+    "JSD",
     "OPMD",
     "ROUNDING",
     "AsymRE",
@@ -42,6 +44,7 @@ __all__ = [
     "Reinforce",
     "ReinforcePlusPlusBaseline",
     "Returns",
+    "ReverseKL",
     "SuccessOffset",
     "all_equal",
     "centred",
