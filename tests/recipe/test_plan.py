@@ -358,7 +358,7 @@ def test_needs_name_who_needs_what_and_the_key_to_set() -> None:
     recipe = recipe_of(RL)
     algorithms = {"s0": Fake("teacher_logp", "top", "ref_logp", "proximal_logp")}
     [teacher, top] = plan(recipe, algorithms=algorithms).problems
-    assert "mine (objective distil) needs teacher_logp: no trainer" in teacher
+    assert "mine (objective distil) needs teacher_logp: name a teacher" in teacher
     assert "mine (mine) needs top: set engine.top" in top
     with_top = recipe_of({**RL, "engine": {"top": 8}})
     gives = {"s0": {"teacher_logp": "another process"}}
