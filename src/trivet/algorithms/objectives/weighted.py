@@ -71,7 +71,7 @@ class ISReinforce:
 
         log_ratio, advantage = proximal_log_ratio(x, "is_reinforce")
         ratio = torch.exp(log_ratio.detach())
-        factor = ratio.clamp(max=self.cap)
+        factor = ratio if self.cap is None else ratio.clamp(max=self.cap)
         stats = {"ratio": ratio.sum(), "clipped": (factor != ratio).sum(), **mismatch_stats(x)}
         return -x.weight_P * factor * advantage * x.logp_P, stats
 
