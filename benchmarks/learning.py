@@ -126,7 +126,7 @@ def prepared(folder: Path, steps: int) -> tuple[str, str]:
     """(the supervised checkpoint all start from, a model trained from it by grpo to teach), made once."""
     start, teacher = folder / "sft" / "sft" / "model", folder / "teacher" / "rl" / "model"
     if not start.exists():
-        command = ["run", "quickstart", f"output={folder / 'sft'}", "stages.rl.steps=1"]
+        command = ["run", "quickstart", f"output={folder / 'sft'}", "stages.rl.steps=3"]
         subprocess.run([sys.executable, "-m", "trivet.cli", *command], check=True, capture_output=True)
     if not teacher.exists():
         content = recipe(folder, "grpo", 7, 2 * steps, str(start), "")
