@@ -107,6 +107,7 @@ def test_low_var_is_clamped_and_k3_is_not():
     x = inputs([-5.0])
     terms, _ = KL("low_var")(x)
     terms.sum().backward()
+    assert x.logp_P.grad is not None
     assert (terms.item(), x.logp_P.grad.tolist()) == (10.0, [0.0])
     assert KL("k3")(inputs([-5.0]))[0].item() == pytest.approx(142.413, abs=1e-3)
     assert torch.isfinite(KL("k3")(inputs([-5000.0, 5000.0]))[0]).all()

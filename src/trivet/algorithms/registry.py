@@ -142,7 +142,8 @@ def lookup(role: str, name: str) -> tuple[Any, Mapping[str, Any]]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'? Known: ..." for an error message."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    close.sort(key=lambda name: sorted(name) != sorted(word))  # swapped letters first
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return f"{hint} known: {', '.join(known) or 'none'}"
 
