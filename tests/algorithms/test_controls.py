@@ -124,9 +124,10 @@ def test_kl_estimators_and_gradients_over_a_whole_vocabulary():
     def gradient(loss: Any) -> Any:
         return torch.autograd.grad(loss, logits, retain_graph=True)[0]
 
-    def loss(estimator: Any) -> Any:
-        x = ObjectiveInputs(logp, pi, torch.zeros(7, dtype=torch.int64), 0, ref, ref_P=ref)
-        return KL(estimator)(x)[0].sum()
+    def loss(estimator: Any, weigh: bool = False) -> Any:
+        zeros = torch.zeros(7, dtype=torch.int64)
+        x = ObjectiveInputs(logp, pi, zeros, 0, ref, proximal_P=logp.detach(), ref_P=ref)
+        return KL(estimator, weigh=weigh)(x)[0].sum()
 
     reverse = (logp.exp() * (logp - ref)).sum()
     forward = (ref.exp() * (ref - logp)).sum()
@@ -135,6 +136,8 @@ def test_kl_estimators_and_gradients_over_a_whole_vocabulary():
     torch.testing.assert_close(gradient(loss("k1")), torch.zeros(7, dtype=torch.float64), atol=1e-14, rtol=0)
     torch.testing.assert_close(gradient(loss("k2")), gradient(reverse))
     torch.testing.assert_close(gradient(loss("k3")), gradient(forward))
+    for estimator in ("k1", "k3"):
+        torch.testing.assert_close(gradient(loss(estimator, weigh=True)), gradient(reverse))
 
 
 def test_entropy_bonus_raises_the_entropy():

@@ -155,6 +155,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kind": "grpo"}, {"loss_type": "grpo"}),
     ({"kind": "grpo", "objective": {"dual": 1.3}}, {"loss_type": "grpo", "delta": 1.3}),
     ({"kind": "grpo", "kl": "k3", "kl_weight": 0.3}, {"loss_type": "grpo", "beta": 0.3}),
+    (
+        {"kind": "grpo", "kl": {"estimator": "k3", "weigh": True}, "kl_weight": 0.3},
+        {"loss_type": "grpo", "beta": 0.3, "weigh": True},
+    ),
     ({"kind": "dr_grpo", "length": LONGEST}, {"loss_type": "dr_grpo"}),
     ({"kind": "dapo"}, {"loss_type": "dapo", "epsilon_high": 0.28}),
     ({"kind": "cispo", "bounds": [0.0, 1.3]}, {"loss_type": "cispo", "epsilon_high": 1.3}),
@@ -210,4 +214,4 @@ def _configure(trainer: Any, theirs: dict[str, Any]) -> None:
     )
     trainer.beta = theirs.get("beta", 0.0)
     trainer.args.delta = theirs.get("delta")
-    trainer.args.use_bias_correction_kl = False  # it would multiply the estimate by the ratio
+    trainer.args.use_bias_correction_kl = theirs.get("weigh", False)

@@ -33,12 +33,15 @@ class KL:
     policy would say; `low_var` has no gradient beyond its clamp (d < -2.6, d > 11);
     abs: sign(d) grad log pi, the same pull at any distance.
 
+    `weigh`: times rho = pi / pi_proximal, with its gradient: the gradient of k1 and k3 is then d grad log pi
+    too, that of KL(pi || other), also on samples of pi_proximal (DeepSeek-AI 2025, "DeepSeek-V3.2").
     `to`: reference (the model the stage started from unless another is named; needs ref_logp) or proximal
     (what the ratio starts from; with proximal: behaviour the sampler). Log ratios are bounded by 20.
     """
 
     estimator: Estimator = "k3"
     to: Literal["reference", "proximal"] = "reference"
+    weigh: bool = False
     level: ClassVar[Level] = "token"
 
     @property
@@ -47,7 +50,7 @@ class KL:
 
     @property
     def ratio(self) -> bool:
-        return self.to == "proximal"
+        return self.weigh or self.to == "proximal"
 
     def __call__(self, x: ObjectiveInputs) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
@@ -59,7 +62,12 @@ class KL:
         k3 = torch.expm1(-d) + d
         terms = {"k1": d, "k2": d.square() / 2, "k3": k3, "abs": d.abs(), "low_var": k3.clamp(max=10)}
         stats = {"k1": d.detach().sum(), "k3": k3.detach().sum()}
-        return x.weight_P * terms[self.estimator], stats
+        term = terms[self.estimator]
+        if self.weigh:
+            if x.proximal_P is None:
+                raise ValueError("kl with weigh reads proximal_P, which is missing")
+            term = term * torch.exp(bounded(x.logp_P - x.proximal_P))
+        return x.weight_P * term, stats
 
 
 @register_objective("entropy_bonus", entropy=True)
