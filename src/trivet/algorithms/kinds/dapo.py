@@ -15,9 +15,9 @@ def dapo(*, clip: float | Bounds | None = (0.2, 0.28), **parts: Any) -> Algorith
 
     Source: Yu et al. 2025, "DAPO: an open-source LLM reinforcement learning system at scale". The higher
     upper bound leaves rare tokens room to grow, which keeps the entropy up; the token mean lets long answers
-    count by their length. Its two other parts are chosen beside it: groups of equal rewards are left out by
-    the stage's filter (dynamic sampling), overlong answers pay by `shaping: [{kind: soft_overlong, ...}]` or
-    are not trained by `masks: [truncated]`.
+    count by their length. Its two other parts are chosen beside it: groups of equal rewards, which teach
+    nothing, are left out and refilled (dynamic sampling); overlong answers pay by the shaping
+    `soft_overlong`, or are not trained by `masks: [truncated]`.
     """
     pair = (clip, clip) if isinstance(clip, int | float) else clip
     chosen = {"aggregation": "token_mean", "objective": {"kind": "ppo_clip", "clip": pair}}

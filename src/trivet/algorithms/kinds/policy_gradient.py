@@ -34,23 +34,23 @@ def policy_gradient(
     `aggregation`: w_t, for all terms. `masks`: what may be trained. `proximal`: where the ratio starts: the
     policy an update starts from (recompute: with `tis` this is decoupled PPO) or the sampler (behaviour).
     `tis`: bounds of f_t = pi_proximal / mu, token by token; null: none; auto: [0.5, 2.0] where proximal is
-    recomputed and no other correction weighs by that ratio. `corrections`: further factors. `kl`: an
+    recomputed and no other part weighs by that ratio. `corrections`: further factors. `kl`: an
     estimator (k3 unless named) of the distance to the reference, with `kl_weight` above 0; H: the policy's
     entropy. `kl_control`, `entropy_control` move the weights from step to step.
     """
-    further = make_parts("correction", corrections)
-    weighing = [part.name for part in further if getattr(part.call, "weigh", False)]
+    loss, further = make_part("objective", objective), make_parts("correction", corrections)
+    weighing = [part.name for part in (loss, *further) if getattr(part.call, "weigh", False)]
     if tis == "auto":
         tis = (0.5, 2.0) if proximal == "recompute" and not weighing else None
     if len(weighing) + (tis is not None) > 1:
         names = [*(["token_tis"] if tis is not None else []), *weighing]
         raise AlgorithmError(
-            f"corrections {names} each multiply by pi_proximal / mu, which would weigh twice; keep one "
+            f"{names} each weigh by the ratio to the sampler, which would weigh twice; keep one "
             "(tis: null drops token_tis, weigh: false makes a mask of one that has the option)"
         )
     first = () if tis is None else (make_part("correction", {"kind": "token_tis", "bounds": tis}),)
     weights = make_part("aggregation", aggregation)
-    streams = [StreamSpec("pg", make_part("objective", objective), weights, (*first, *further))]
+    streams = [StreamSpec("pg", loss, weights, (*first, *further))]
     if kl is not None or kl_weight or kl_control is not None:
         streams.append(_kl(weights, kl, kl_weight, kl_control))
     if entropy_weight or entropy_control is not None:

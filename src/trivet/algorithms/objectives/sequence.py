@@ -62,11 +62,7 @@ class GSPO:
         mean_U = unit_mean(x, log_ratio.detach())
         own = x.logp_P - x.logp_P.detach()  # 0, with the token's gradient
         gain, clipped = clipped_gain(torch.exp(mean_U[x.unit_P] + own), advantage, self.clip)
-        stats = {
-            "clipped": clipped.sum(),
-            "unit/ratio": torch.exp(mean_U).sum(),
-            "unit/clipped": (unit_sum(x, clipped.to(mean_U.dtype)) > 0).sum(),
-        }
+        stats = {"clipped": clipped.sum(), "unit/ratio": torch.exp(mean_U).sum()}
         return -x.weight_P * gain, {**stats, **mismatch_stats(x)}
 
 
@@ -121,6 +117,7 @@ class TOPR:
     level: ClassVar[Level] = "unit"
     advantage: ClassVar[bool] = True
     behaviour: ClassVar[bool] = True
+    weigh: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.bounds[0] <= self.bounds[1]:
