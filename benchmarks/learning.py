@@ -141,12 +141,8 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         if "error" in r:
             yield f"| {r['algorithm']} | {r['seed']} | failed: {r['error'].splitlines()[-1]} | | | |"
         else:
-            shown = [
-                f"{100 * r['start']:.1f}%",
-                f"{100 * r['end']:.1f}%",
-                r["to_goal"] or "not",
-                r["seconds"],
-            ]
+            shown = [f"{100 * r[when]:.1f}%" for when in ("start", "end")]
+            shown += [str(r["to_goal"] or "not"), str(r["seconds"])]
             yield f"| {r['algorithm']} | {r['seed']} | " + " | ".join(shown) + " |"
 
 
