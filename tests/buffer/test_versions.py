@@ -71,6 +71,15 @@ def test_a_seal_is_put_on_once(open_ledger: Callable[..., Ledger]) -> None:
         one.seal(version, "xyz")
 
 
+def test_weights_published_again_are_one_publication(open_ledger: Callable[..., Ledger]) -> None:
+    """A run resumed at step 1 publishes step 1's weights a second time: versions 1, 2, (2 again), 3."""
+    ledger = open_ledger()
+    parent = None
+    for step, checksum in ((0, "a"), (1, "b"), (1, "b"), (2, "c")):
+        parent = ledger.new_version(step, parent, checksum, stage="rl")
+    assert ledger.gaps([1, 2, 3, 4]) == {1: 2, 2: 1, 3: 1, 4: 0}
+
+
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 20), max_size=20))
 def test_gaps_agree_with_a_walk(parents: list[int]) -> None:

@@ -418,6 +418,7 @@ class PreparedBatch:
     update: int = 0
     updates: int = 1
     scales: dict[str, float] = field(default_factory=dict)
+    age_T: np.ndarray | None = None  # int64 staleness in publications, where the current version is known
 
     @property
     def empty(self) -> bool:

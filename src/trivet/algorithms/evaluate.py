@@ -5,8 +5,9 @@ into metrics:
 
     <stream>/tokens, <stream>/units      counts
     <stream>/<name>                      summed over tokens       -> mean per token
+    <stream>/gap/<age>                   summed over the tokens of an age, <stream>/aged/<age> of them -> mean
     <stream>/unit/<name>                 summed over units        -> mean per unit
-    <stream>/ess/<name>                  squares of <name> summed -> (sum)^2 / (n * sum of squares), n of <name>
+    <stream>/ess/<name>                  squares of <name> summed -> (sum)^2 / (n sum of squares), n of <name>
     sum/<stream>/<name>                  plain sum                -> <stream>/<name>
     max/<stream>/<name>                  maximum                  -> <stream>/<name>_max
 """
@@ -71,6 +72,8 @@ def stream_loss(
     terms, more = stream.objective(x)
     loss = terms.sum()
     stats |= more
+    if prepared.age_T is not None and "abs_log_diff" in more:
+        stats |= _gap_by_age(x, prepared.age_T[index])
     if x.entropy_P is not None:
         stats["entropy"] = x.entropy_P.detach().sum()
     stats["tokens"] = logp_P.new_tensor(float(len(index)))
@@ -106,6 +109,31 @@ def _top(
         sampler_E=torch.from_numpy(top.logprob_E[entry_E[kept_E]]).to(device, logp_E.dtype),
         logp_E=logp_E[torch.from_numpy(np.flatnonzero(kept_E)).to(device)],
     )
+
+
+AGES: tuple[tuple[str, int, int], ...] = (
+    ("0", 0, 0),
+    ("1", 1, 1),
+    ("2", 2, 2),
+    ("3_4", 3, 4),
+    ("5_up", 5, 1 << 60),
+)
+"""Buckets of staleness: name, youngest, oldest, in publications."""
+
+
+def _gap_by_age(x: ObjectiveInputs, age: np.ndarray) -> dict[str, Tensor]:
+    """|log pi - log mu| summed by the age of the turn, and the tokens of each age."""
+    import torch
+
+    gap_P = (x.logp_P - x.behaviour_P).detach().abs()
+    known_P = torch.isfinite(gap_P)
+    age_P = torch.from_numpy(age).to(gap_P.device)
+    out: dict[str, Tensor] = {}
+    for name, low, high in AGES:
+        here_P = known_P & (age_P >= low) & (age_P <= high)
+        if here_P.any():
+            out[f"gap/{name}"], out[f"aged/{name}"] = gap_P[here_P].sum(), here_P.sum().to(gap_P.dtype)
+    return out
 
 
 def _prefixed(stream: str, name: str) -> str:
@@ -206,6 +234,10 @@ def finalise(stats: Mapping[str, Any]) -> dict[str, float]:
             out[f"{rest}_max"] = value
         elif head == "sum" or rest in ("tokens", "units"):
             out[rest if head == "sum" else name] = value
+        elif rest.startswith("aged/"):
+            out[name] = value
+        elif rest.startswith("gap/"):
+            out[name] = value / max(numbers.get(f"{head}/aged/{rest.removeprefix('gap/')}", 0.0), 1.0)
         elif rest.startswith("ess/"):
             what = rest.removeprefix("ess/")
             n = numbers.get(f"{head}/units" if what.startswith("unit/") else f"{head}/tokens", 0.0)

@@ -48,6 +48,7 @@ def prepare(
         ("aborted", ~batch.aborted_N[batch.rollout_T]),
         ("baseline", (batch.role_N != ROLES.index("baseline"))[batch.rollout_T]),
     ]
+    age_T = None
     if current_version is not None:
         age_T = staleness_T(batch, current_version, distance)
         counters |= _staleness_counters(age_T[(mask_T > 0) & batch.sampled_T])
@@ -60,6 +61,7 @@ def prepare(
             counters[name] = counters.get(name, 0.0) + number
         mask_T = kept_T
     prepared = assemble(batch, algorithm, mask_T, columns, counters, scales=scales)
+    prepared.age_T = age_T
     prepared.counters |= _unused(prepared)
     if prepared.empty:
         raise _nothing(prepared)

@@ -25,6 +25,11 @@ class Version:
     incarnation: str
     created: float
 
+    @property
+    def weights(self) -> tuple[str, int, str]:
+        """What tells published weights apart, whoever published them."""
+        return self.stage, self.step, self.checksum
+
 
 class VersionTable:
     """Versions of all stages and restarts of a run. Rows are added, never removed."""
@@ -98,15 +103,20 @@ class VersionTable:
         agree: a replayed step then sees the staleness it was recorded with.
         """
         self.refresh()
-        line = self.line(of)
-        distance = {v: i for i, v in enumerate(line)}
+        distance: dict[int, int] = {}
         twins: dict[tuple[str, int, str], int] = {}
-        for v in reversed(line):
+        count = 0
+        for v in self.line(of):
             row = self.get(v)
-            if row.checksum:
-                twins[row.stage, row.step, row.checksum] = distance[v]
+            twin = twins.get(row.weights) if row.checksum else None
+            # A resumed run publishes its checkpoint's weights again: that is one publication, not two.
+            distance[v] = count if twin is None else twin
+            if twin is None:
+                count += 1
+                if row.checksum:
+                    twins[row.weights] = distance[v]
         out: dict[int, int | None] = {}
         for v in set(asked):
             row = self.get(v)
-            out[v] = distance.get(v, twins.get((row.stage, row.step, row.checksum)))
+            out[v] = distance.get(v, twins.get(row.weights) if row.checksum else None)
         return out

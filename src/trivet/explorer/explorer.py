@@ -61,6 +61,8 @@ class Filled:
             "explorer/filtered": float(len(self.dropped)),
             "explorer/failed": float(self.failed),
         }
+        if played := len(self.accepted) + len(self.dropped) + self.failed:
+            out["explorer/lost"] = self.failed / played
         if self.rounds:
             out |= {"explorer/retried": float(self.retried), "explorer/rounds": float(self.rounds)}
         for _, cause in self.dropped:

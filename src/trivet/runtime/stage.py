@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from trivet.algorithms import NothingToTrain, resolve
-from trivet.explorer import Filled, reward_metrics, rollout_metrics
+from trivet.explorer import Filled, conduct_metrics, reward_metrics, rollout_metrics
+from trivet.monitor.alerts import Alerts
 from trivet.recipe import Stage, sampled_after
 from trivet.runtime.evaluation import Evaluator, crossed
 from trivet.runtime.keep import Keeper
@@ -24,7 +27,7 @@ from trivet.types import Group
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trivet.algorithms import Algorithm
+    from trivet.algorithms import Algorithm, Batch
     from trivet.buffer import Lease, StageLedger
     from trivet.explorer import Explorer
     from trivet.monitor import Monitor
@@ -109,6 +112,7 @@ class StageRun:
         self.keeper, self.monitor, self.stop = keeper, monitor, stop
         self.step_timeout_s = step_timeout_s
         self.evals: dict[str, float] = {}
+        self.alerts = Alerts()
         self.scales: dict[str, float] = {}  # where controls have moved the streams' scales to
         self.trained_s = 0.0
         self.trained, self._evaluated = 0, -1  # the step whose weights the trainer holds; the last evaluated
@@ -157,8 +161,11 @@ class StageRun:
         metrics |= await self.sync(step, settings)
         self.trained_s += time.monotonic() - begin
         metrics |= {"time/step_s": time.monotonic() - begin, "time/sample_s": filled.seconds}
-        self.monitor.log(step, self._describe(step, settings, experience) | metrics)
+        metrics = self._describe(step, settings, experience) | metrics
+        self.monitor.log(step, metrics)
         if self.stage.mode == "both":
+            for name, text in self.alerts.look(metrics):
+                self.monitor.warn(name, f"step {step}: {text}")
             self.monitor.samples(step, [r for group in filled.groups for r in group.rollouts])
         why = self._ended(step)
         self._doing = "evaluating"
@@ -231,12 +238,22 @@ class StageRun:
         needs = self.algorithm.needs
         batch = collate(groups, step=step, needs=needs, attachments=self.keeper.attachments)
         self.trainer.annotate(batch, self.algorithm.annotations(updates))
-        prepared = prepare(batch, self.algorithm, scales=self.scales)
+        prepared = prepare(batch, self.algorithm, scales=self.scales, **self._ages(batch))
         metrics = {f"train/{name}": value for name, value in prepared.counters.items()}
         metrics |= joined([self.trainer.update(part, step=step) for part in split(prepared, updates)])
         metrics |= self._control(step, metrics)
         metrics["time/train_s"] = time.monotonic() - begin
         return metrics
+
+    def _ages(self, batch: Batch) -> dict[str, Any]:
+        """How `prepare` measures staleness: in publications along the line that leads to the present weights.
+        Versions of a line that was given up count as fresh: their step is repeated as it was."""
+        if self.synchroniser is None or self.synchroniser.version is None:
+            return {}
+        current = self.synchroniser.version
+        versions = {int(v) for v in np.unique(batch.version_T[batch.version_T >= 0])}
+        gaps = self.synchroniser.ledger.gaps(versions, current)
+        return {"current_version": current, "distance": lambda version: gaps.get(version) or 0}
 
     def _control(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Move the scales of streams that have a control; those the step was trained with, as metrics."""
@@ -358,7 +375,8 @@ class StageRun:
         out = {"train/prompts": float(len(filled.accepted)), "buffer/replayed": float(experience.replayed)}
         if self.stage.mode == "both":
             lag = step - 1 - sampled_after(step, settings.sync.interval, 0)
-            out |= reward_metrics(groups) | rollout_metrics([r for g in groups for r in g.rollouts])
+            rollouts = [rollout for group in groups for rollout in group.rollouts]
+            out |= reward_metrics(groups) | rollout_metrics(rollouts) | conduct_metrics(rollouts)
             out |= filled.metrics() | {"buffer/lag": float(lag)}
             if filled.rounds:
                 out |= self._sampling_speed(filled.seconds)

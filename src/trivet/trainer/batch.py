@@ -222,16 +222,16 @@ def split(prepared: PreparedBatch, n: int) -> list[PreparedBatch]:
     out: list[PreparedBatch] = []
     for update, (start, stop) in enumerate(pairwise(edges)):
         t = slice(*np.searchsorted(group_T, [start, stop]).tolist())
-        out.append(
-            assemble(
-                batch.slice_groups(start, stop),
-                prepared.algorithm,
-                prepared.mask_T[t],
-                {name: column[t] for name, column in prepared.columns.items()},
-                {},
-                update=update,
-                updates=len(edges) - 1,
-                scales=prepared.scales,
-            )
+        part = assemble(
+            batch.slice_groups(start, stop),
+            prepared.algorithm,
+            prepared.mask_T[t],
+            {name: column[t] for name, column in prepared.columns.items()},
+            {},
+            update=update,
+            updates=len(edges) - 1,
+            scales=prepared.scales,
         )
+        part.age_T = None if prepared.age_T is None else prepared.age_T[t]
+        out.append(part)
     return out
