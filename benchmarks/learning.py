@@ -5,8 +5,9 @@
 
 The supervised stage of the quick start runs once (seed 2, until 36% of the sampled answers are right). Every
 algorithm then trains from its checkpoint: 64 prompts x 8 answers a step, four updates each (one where the
-objective has no clip and is meant for on-policy steps: `ON_POLICY`), AdamW at 2e-3 with cosine decay to a fifth, 64 held-out sums x 8 answers every 15 steps. The settings are the quick start's
-own and were not tuned for any of them; what an algorithm needs beyond (a critic's learning rate, stored top
+objective has no clip and is meant for on-policy steps: `ON_POLICY`), AdamW at 2e-3 with cosine decay to a
+fifth, 64 held-out sums x 8 answers every 15 steps. The settings are the quick start's own and were tuned for none
+of them; what an algorithm needs beyond (a critic's learning rate, stored top
 entries, expert examples, a teacher) stands in `ARMS`. The core algorithms run with three seeds, the others
 with one. A row is written when its run ends; rows that are there are not run again, so the script may be
 stopped and started. Each run is a process of one thread.
@@ -46,7 +47,17 @@ ARMS: dict[str, dict[str, Any]] = {name: {} for name in (*CORE, *PLAIN)} | {
 }
 GOAL = 0.8
 ON_POLICY = frozenset(
-    {"rloo", "reinforce", "remax", "opmd", "asymre", "score_centering", "on_policy_distillation", "jsd"}
+    {
+        "rloo",
+        "reinforce",
+        "maxrl",
+        "remax",
+        "opmd",
+        "asymre",
+        "score_centering",
+        "on_policy_distillation",
+        "jsd",
+    }
 )
 """Their objective does not bound how far the policy may go from where a batch's first update started."""
 
