@@ -3,8 +3,8 @@
     python benchmarks/credit.py [--groups 10000] [--size 16] [--repeats 5]
 
 Rewards lie in tenths from 0 to 1, so that groups of equal rewards occur; every rollout has two turns of four
-tokens, in one of eight states. Times are of this process's own computing, the best of the repeats. The loop is
-the definition written down with the standard library, and both must give the same numbers.
+tokens, in one of eight states. Times are of this process's own computing, the best of the repeats. The loop
+is the definition written down with the standard library, and both must give the same numbers.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import zlib
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +13,26 @@ import yaml
 from tests.runtime.support import TINY, killed_at, metrics, numbers
 
 from trivet.buffer import Ledger
-from trivet.explorer import Filled
 from trivet.recipe import Recipe, RecipeError, load_recipe
-from trivet.render.supervised import supervised_trace
 from trivet.rewards import RewardModel
-from trivet.runtime import compose, pipeline, run_recipe
-from trivet.runtime.reader import Reader
-from trivet.types import Group, IssueKey, Message, Rollout, Termination, Unscored
+from trivet.runtime import pipeline, run_recipe
 
 PROMPTS, RM_STEPS = 64, 12
 # A policy from random weights says anything, the names of special tokens too: the reward model reads them.
 ALPHABET = "0123456789=?!abcdefghijklmnopqrstuvwxyz<|>_ \n"
 
 
-class Pairs(Reader):
-    """Reads pairs in which the answer of digits is preferred to the one of letters."""
-
-    def _read(self, step: int, keys: Sequence[IssueKey], filled: Filled) -> Counter[str]:
-        made = [self.pair(key) for key in keys]
-        self.ledger.put_all(made)
-        filled.accepted += made
-        return Counter()
-
-    def pair(self, key: IssueKey) -> Group:
-        task, name = self.games[key.task_id].task, f"{self.ledger.name}/{key}"
-        rng = np.random.default_rng(zlib.crc32(str(key).encode()))
-        rollouts = []
-        for side, letters in (("chosen", "0123456789"), ("rejected", "abcdefghij")):
-            text = "".join(rng.choice(list(letters), 3))
-            messages = [*task.messages, Message("assistant", text)]
-            trace = supervised_trace(self.renderer, messages)
-            reward, end = Unscored("not_scored"), Termination.FINISHED
-            rollouts.append(
-                Rollout(task, trace, reward, end, attempt=len(rollouts), group=name, preference=side)  # type: ignore[arg-type]
-            )
-        return Group(name, key, rollouts, "preference")
-
-
-@pytest.fixture(autouse=True)
-def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Supervised data is read by `Pairs`."""
-    monkeypatch.setattr(compose, "Reader", Pairs)
+def pair(n: int) -> dict[str, str]:
+    """An answer of digits is preferred to one of letters."""
+    rng = np.random.default_rng(n)
+    chosen, rejected = ("".join(rng.choice(list(known), 3)) for known in ("0123456789", "abcdefghij"))
+    return {"id": f"p{n:02d}", "prompt": f"{n:02d}=", "chosen": chosen, "rejected": rejected}
 
 
 def recipe(folder: Path, *overrides: str, model: str = "stage:rm") -> Recipe:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "prompts.jsonl"
-    rows = ({"id": f"p{i:02d}", "prompt": f"{i:02d}="} for i in range(PROMPTS))
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.write_text("".join(json.dumps(pair(n)) + "\n" for n in range(PROMPTS)))
     tasks = {"source": str(file), "fields": {"prompt": "prompt"}}
     rm = {
         "name": "rm",

@@ -55,6 +55,8 @@ def prepare(
         if max_staleness is not None:
             keeps.append(("stale", age_T <= max_staleness))
     keeps += [(part.name, _keep(batch, part(batch), f"mask {part.name!r}")) for part in algorithm.masks]
+    if algorithm.consumes == {"preference"}:
+        keeps.append(("lone_side", _paired(batch, mask_T, [keep_T for _, keep_T in keeps])))
     for cause, keep_T in keeps:  # a name may come twice: one part with different options
         kept_T = np.where(keep_T, mask_T, 0.0)
         for name, number in _lost(batch, cause, mask_T, kept_T).items():
@@ -66,6 +68,17 @@ def prepare(
     if prepared.empty:
         raise _nothing(prepared)
     return prepared
+
+
+def _paired(batch: Batch, mask_T: np.ndarray, keeps: list[np.ndarray]) -> np.ndarray:
+    """keep_T: pairs of which both answers still have a trained token. Half a pair compares nothing."""
+    left_T = np.logical_and.reduce([mask_T > 0, *keeps])
+    group_T = batch.group_N[batch.rollout_T]
+    side_T = batch.preference_N[batch.rollout_T]
+    chosen_G, rejected_G = (
+        np.bincount(group_T[left_T & (side_T == side)], minlength=batch.groups) > 0 for side in (1, -1)
+    )
+    return (chosen_G & rejected_G)[group_T]
 
 
 def _lost(batch: Batch, cause: str, before_T: np.ndarray, after_T: np.ndarray) -> dict[str, float]:

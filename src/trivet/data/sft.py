@@ -7,6 +7,7 @@ policy to stop. It is dropped and counted instead.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,10 +61,11 @@ def conversation(task: Task) -> tuple[list[Message], list[Mapping[str, Any]]]:
         except (SchemaError, TypeError) as error:
             raise ExampleDropped("no_answer", f"task {task.id}: response: {error}") from error
         messages.append(answer)
-    return messages, _tools(task)
+    return messages, tools_of(task)
 
 
-def _tools(task: Task) -> list[Mapping[str, Any]]:
+def tools_of(task: Task) -> list[Mapping[str, Any]]:
+    """The tools that were offered. Raises ExampleDropped."""
     tools = task.payload.get("tools") or []
     if isinstance(tools, str):
         try:
@@ -77,11 +79,21 @@ def _tools(task: Task) -> list[Mapping[str, Any]]:
     return tools
 
 
+def _weight(task: Task) -> float:
+    """The example's own weight, `payload["weight"]`, by default 1."""
+    weight = task.payload.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise ExampleDropped(
+            "bad_weight", f"task {task.id}: weight is {weight!r}; it must be a number above 0"
+        )
+    return float(weight)
+
+
 def _trace(task: Task, renderer: Renderer, messages: Sequence[Message], tools: Sequence[Any]) -> Trace:
     if not any(m.role == "assistant" and m.train != 0 for m in messages):
         raise ExampleDropped("not_trained", f"task {task.id}: no assistant message has a loss weight above 0")
     try:
-        return supervised_trace(renderer, messages, tools=tools)
+        return supervised_trace(renderer, messages, tools=tools, weight=_weight(task))
     except (RenderError, SchemaError) as error:
         raise ExampleDropped("not_renderable", f"task {task.id}: {error}") from error
 
@@ -94,7 +106,9 @@ def sft_group(
     group_id: str,
     max_length: int | None = None,
 ) -> Group:
-    """One example as a group of one. Raises ExampleDropped, with a cause to count by."""
+    """One example as a group of one. Raises ExampleDropped, with a cause to count by. `payload["weight"]`
+    multiplies its tokens' weights.
+    """
     messages, tools = conversation(task)
     trace = _trace(task, renderer, messages, tools)
     if max_length is not None and len(trace) > max_length:

@@ -269,14 +269,17 @@ def _algorithm(stage: Stage, algorithm: AlgorithmLike, has: Mapping[str, str]) -
         )
     if getattr(algorithm, "produces", "policy") == "reward_model" and stage.eval.tasks:
         yield f"{kind} trains a model that scores and answers nothing: take out eval.tasks (and until)"
-    if "rollout" in algorithm.consumes and group < algorithm.group_min:
+    if stage.mode != "train" and "rollout" in algorithm.consumes and group < algorithm.group_min:
         yield (
             f"batch.group {group} gives {kind} nothing to compare: credit needs at least "
             f"{algorithm.group_min} rollouts of one prompt. batch.group counts rollouts per prompt, "
             "batch.prompts the prompts of a step"
         )
-    if algorithm.consumes == {"sft"} and group != 1:
-        yield f"batch.group {group} does not suit {kind}: an example is a group of one; set batch.group: 1"
+    if stage.mode == "train" and "rollout" not in algorithm.consumes and group != 1:
+        what = (
+            "a pair is read whole" if "preference" in algorithm.consumes else "an example is a group of one"
+        )
+        yield f"batch.group {group} does not suit {kind}: {what}; set batch.group: 1"
     for need in sorted(algorithm.needs - has.keys()):
         who = [f"{p.role} {p.name}" for p in algorithm.parts if need in p.needs] or [kind]
         yield f"{kind} ({', '.join(who)}) needs {need}: {HOW_TO_PROVIDE.get(need, 'nobody provides it')}"

@@ -383,7 +383,8 @@ class Stage(Section):
 
     @model_validator(mode="after")
     def _one_example_is_a_group_of_one(self) -> Stage:
-        if self.kind == "sft" and "group" not in self.batch.model_fields_set and self.batch.group != 1:
+        own = "group" in self.batch.model_fields_set or self.batch.group == 1
+        if self.mode == "train" and not own:
             # Past validate_assignment, which would run this validator again.
             object.__setattr__(self.batch, "group", 1)
         return self

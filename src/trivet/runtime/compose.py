@@ -199,7 +199,14 @@ def _source(
     context: int,
 ) -> Explorer | Reader:
     if stage.mode == "train":
-        return Reader(ledger, games.by_id, renderer, max_length=stage.max_length, warn=run.monitor.warn)
+        return Reader(
+            ledger,
+            games.by_id,
+            renderer,
+            max_length=stage.max_length,
+            warn=run.monitor.warn,
+            pairs="preference" in resolve(stage.algorithm).consumes,
+        )
     assert engine is not None  # mode both always has one
     policy = Policy(
         engine,

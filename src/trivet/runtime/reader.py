@@ -1,4 +1,4 @@
-"""The supervised counterpart of the explorer: turns issues into examples instead of playing them."""
+"""The counterpart of the explorer for data: turns issues into examples or pairs instead of playing them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from trivet.buffer import StageLedger
+from trivet.data.preference import preference_group
 from trivet.data.sft import ExampleDropped, sft_group
 from trivet.explorer import Filled, Game
 from trivet.explorer.explorer import Refill
@@ -23,7 +24,8 @@ class NothingToRead(RuntimeError):
 
 
 class Reader:
-    """Renders worked answers into groups of one; longer ones than `max_length` tokens are dropped."""
+    """Renders worked answers into groups of one, with `pairs` preferences into groups of two. What is longer
+    than `max_length` tokens is dropped."""
 
     def __init__(
         self,
@@ -33,7 +35,9 @@ class Reader:
         *,
         max_length: int | None,
         warn: Callable[[str, str], None],
+        pairs: bool = False,
     ) -> None:
+        self._group = preference_group if pairs else sft_group
         self.ledger, self.games, self.renderer = ledger, games, renderer
         self.max_length, self.warn = max_length, warn
 
@@ -77,7 +81,7 @@ class Reader:
         for key in keys:
             try:
                 made.append(
-                    sft_group(
+                    self._group(
                         self.games[key.task_id].task,
                         self.renderer,
                         key,

@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trivet.data.preference import common_prefix
 from trivet.recipe import schema
 from trivet.rewards.answers import last_boxed
 from trivet.tasks.base import TasksetError, nearest
 from trivet.tasks.readers import Record
 from trivet.types import Message, SchemaError, Task, ToolCall, canonical_json
 
-KNOWN = ("prompt", "answer", "id", "messages", "response")
+KNOWN = ("prompt", "answer", "id", "messages", "response", "chosen", "rejected")
+_PAIR = ("chosen", "rejected")
 _PROMPTS = ("prompt", "question", "problem", "instruction", "query")
 _PLACE = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
 _CALCULATION = re.compile(r"<<[^<>]*>>")
@@ -27,7 +29,8 @@ class FieldMap:
     """Which column of a source each of our fields is read from.
 
     Without a mapping of its own, a source with `messages` is read as conversations, else the first of prompt,
-    question, problem, instruction, query is the prompt. Two well-known shapes are then understood: an
+    question, problem, instruction, query is the prompt; conversations `chosen` and
+    `rejected` bring their own. Two well-known shapes are then understood: an
     `answer` that ends in "#### 72" (GSM8K), and a `solution` with a box (MATH). Raises TasksetError for
     unknown fields and columns.
     """
@@ -53,20 +56,29 @@ class FieldMap:
     def _guess(self, columns: list[str], first: Record) -> None:
         if "prompt" not in self.columns and "messages" not in self.columns:
             guess = next((name for name in ("messages", *_PROMPTS) if name in columns), None)
+            if guess is None and self._whole_pair(columns, first):
+                guess = ""
             if guess is None:
                 raise TasksetError(
                     f"{first.place}: which column is the prompt? Say `fields: {{prompt: COLUMN}}` "
                     f"(columns: {', '.join(columns)})"
                 )
-            self.columns["messages" if guess == "messages" else "prompt"] = guess
-        for ours in ("answer", "response"):
+            if guess:
+                self.columns["messages" if guess == "messages" else "prompt"] = guess
+        for ours in ("answer", "response", *_PAIR):
             if ours not in self.columns and ours in columns:
                 self.columns[ours] = ours
         self.solution = "solution" if "solution" in columns and "response" not in self.columns else None
 
+    def _whole_pair(self, columns: list[str], first: Record) -> bool:
+        """Chosen and rejected are whole conversations: what both begin with is the prompt."""
+        named = [self.columns.get(side, side) for side in _PAIR]
+        return all(name in columns and isinstance(first.row[name], list) for name in named)
+
     def _check_template(self, columns: list[str], first: Record) -> None:
         shown = [name for _, name in _PLACE.findall(self.config.template) if name]
         hidden = {self.columns.get("answer"), self.columns.get("response"), "answer", "response"}
+        hidden |= {self.columns.get(side) for side in _PAIR} | set(_PAIR)
         hidden |= {self.solution}
         for name in shown:
             if name != "prompt" and name not in columns:
@@ -114,6 +126,8 @@ class FieldMap:
     def _messages(self, record: Record) -> tuple[Message, ...]:
         if "messages" in self.columns:
             return _conversation(self._get(record, "messages"), record.place)
+        if "prompt" not in self.columns:
+            return self._opening(record)
         prompt = self._get(record, "prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             shown = (
@@ -129,6 +143,17 @@ class FieldMap:
         )
         return (Message("user", text),)
 
+    def _opening(self, record: Record) -> tuple[Message, ...]:
+        """What the two conversations of a pair begin with."""
+        chosen, rejected = (_conversation(self._get(record, side), record.place) for side in _PAIR)
+        n = common_prefix(chosen, rejected)
+        if n == 0 or chosen[n - 1].role == "assistant":
+            raise TasksetError(
+                f"{record.place}: chosen and rejected must begin with the same messages, the last of them "
+                f"not the assistant's; they share {n}"
+            )
+        return chosen[:n]
+
     def _payload(self, record: Record) -> dict[str, Any]:
         payload: dict[str, Any] = {}
         for ours in self.columns:
@@ -138,6 +163,9 @@ class FieldMap:
             payload |= self._answer(record)
         elif self.solution and "messages" not in self.columns:
             payload |= _from_solution(record.row.get(self.solution))
+        for side in _PAIR:
+            if side in self.columns:
+                payload[side] = self._get(record, side)
         if "response" in self.columns:
             payload["response"] = self._response(record)
         elif self.solution and isinstance(record.row.get(self.solution), str):

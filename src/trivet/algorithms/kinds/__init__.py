@@ -4,6 +4,7 @@ from trivet.algorithms.kinds import (  # noqa: F401  (importing registers)
     asymre,
     cispo,
     dapo,
+    dpo,
     dppo,
     dr_grpo,
     gigpo,

@@ -6,6 +6,7 @@ ranks (`evaluate` documents their names).
 
 from trivet.algorithms.objectives.centering import CentredPG
 from trivet.algorithms.objectives.policy import LOG_RATIO_BOUND, CrossEntropy, PPOClip, mismatch_stats
+from trivet.algorithms.objectives.preference import DPO, IPO, KTO, ORPO
 from trivet.algorithms.objectives.regularise import KL, EntropyBonus
 from trivet.algorithms.objectives.sequence import GMPO, GSPO, TOPR
 from trivet.algorithms.objectives.value import BradleyTerry, ValueLoss
@@ -13,11 +14,15 @@ from trivet.algorithms.objectives.weighted import CISPO, DPPO, REC, SAPO, SPPO, 
 
 __all__ = [
     "CISPO",
+    "DPO",
     "DPPO",
     "GMPO",
     "GSPO",
+    "IPO",
     "KL",
+    "KTO",
     "LOG_RATIO_BOUND",
+    "ORPO",
     "REC",
     "SAPO",
     "SPPO",

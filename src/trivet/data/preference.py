@@ -1,0 +1,100 @@
+"""Preference pairs: of two answers to one conversation, the chosen and the rejected, as a group of two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trivet.data.sft import ExampleDropped, tools_of
+from trivet.render import Renderer, RenderError, supervised_trace
+from trivet.types import Group, IssueKey, Message, Rollout, SchemaError, Task, Termination, Unscored
+
+NO_REWARD = Unscored("preference", "one of a pair; nothing is scored")
+SIDES = ("chosen", "rejected")
+
+
+def common_prefix(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
+    """How many messages two conversations begin with alike."""
+    n = 0
+    while n < min(len(chosen), len(rejected)) and chosen[n] == rejected[n]:
+        n += 1
+    return n
+
+
+def _messages(task: Task, side: str) -> list[Message]:
+    """What `payload[side]` says, as messages: text, one message, or a list of them."""
+    given = task.payload.get(side)
+    if given is None or given in ("", []):
+        raise ExampleDropped("no_answer", f"task {task.id}: its payload has no {side} answer")
+    try:
+        if isinstance(given, str):
+            return [Message("assistant", given)]
+        parts = [given] if isinstance(given, Mapping) else given
+        return [m if isinstance(m, Message) else Message.from_dict(m) for m in parts]
+    except (SchemaError, TypeError, AttributeError) as error:
+        raise ExampleDropped("no_answer", f"task {task.id}: {side}: {error}") from error
+
+
+def pair_messages(task: Task) -> tuple[list[Message], list[Message]]:
+    """(the chosen conversation, the rejected one), whole, with what both begin with marked as not trained.
+
+    `payload["chosen"]` and `["rejected"]` are text, a message, or messages that follow the task's own; or
+    whole conversations that begin with the task's. Raises ExampleDropped.
+    """
+    opening = list(task.messages)
+    sides = []
+    for side in SIDES:
+        messages = _messages(task, side)
+        whole = len(messages) > len(opening) and messages[: len(opening)] == opening
+        sides.append(messages if whole else [*opening, *messages])
+    chosen, rejected = sides
+    if chosen == rejected:
+        raise ExampleDropped("same_answers", f"task {task.id}: chosen and rejected are the same")
+    shared = min(common_prefix(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+    for messages in sides:
+        messages[:shared] = [replace(m, train=0.0) if m.role == "assistant" else m for m in messages[:shared]]
+        if not any(m.role == "assistant" and m.train != 0 for m in messages[shared:]):
+            raise ExampleDropped("not_trained", f"task {task.id}: an answer has no assistant message")
+    return chosen, rejected
+
+
+def preference_group(
+    task: Task,
+    renderer: Renderer,
+    issue: IssueKey,
+    *,
+    group_id: str,
+    max_length: int | None = None,
+) -> Group:
+    """One pair as a group of two rollouts that an expert wrote. Raises ExampleDropped, with a cause to count
+    by: a pair whose one side is too long is dropped whole.
+    """
+    rollouts = []
+    for attempt, (side, messages) in enumerate(zip(SIDES, pair_messages(task), strict=True)):
+        try:
+            trace = supervised_trace(renderer, messages, tools=tools_of(task))
+        except (RenderError, SchemaError) as error:
+            raise ExampleDropped("not_renderable", f"task {task.id}: {side}: {error}") from error
+        if max_length is not None and len(trace) > max_length:
+            raise ExampleDropped(
+                "too_long",
+                f"task {task.id}: its {side} conversation has {len(trace)} tokens, above max_length "
+                f"{max_length}: the pair is dropped, not cut",
+            )
+        trained = float((trace.column("train") > 0).sum())
+        rollouts.append(
+            Rollout(
+                task=task,
+                trace=trace,
+                reward=NO_REWARD,
+                termination=Termination.FINISHED,
+                attempt=attempt,
+                group=group_id,
+                source="expert",
+                messages=messages,
+                preference="chosen" if side == "chosen" else "rejected",
+                counters={"tokens": float(len(trace)), "trained_tokens": trained},
+            )
+        )
+    return Group(group_id, issue, rollouts, "preference")

@@ -1,0 +1,110 @@
+"""Preference pairs from records: what is the prompt, what is trained, what is dropped and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trivet.data.preference import pair_messages, preference_group
+from trivet.data.sft import ExampleDropped, sft_group
+from trivet.recipe.schema import Tasks, TinyModel
+from trivet.render import get_renderer, load_tokenizer
+from trivet.render.tiny import make_tiny
+from trivet.tasks import TasksetError, load_tasks
+from trivet.types import IssueKey, Message, Task
+
+KEY = IssueKey("t", 1)
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = make_tiny(TinyModel(hidden=16, layers=1, heads=2, kv_heads=1), tmp_path_factory.mktemp("m"))
+    return get_renderer(load_tokenizer(folder), kind="auto", template_args={})
+
+
+def task(*messages: Message, **payload: Any) -> Task:
+    return Task("t", messages or (Message("user", "1+1"),), payload, id="t")
+
+
+def texts(messages: list[Message]) -> list[str]:
+    return [m.text for m in messages]
+
+
+def test_both_answers_follow_the_prompt(renderer: Any) -> None:
+    group = preference_group(task(chosen="2", rejected="three"), renderer, KEY, group_id="g")
+    assert group.kind == "preference"
+    assert [r.preference for r in group.rollouts] == ["chosen", "rejected"]
+    assert [texts(r.messages) for r in group.rollouts] == [["1+1", "2"], ["1+1", "three"]]
+    trained = [r.trace.column("id")[r.trace.column("train") > 0].tolist() for r in group.rollouts]
+    assert [renderer.decode(ids[:-1]) for ids in trained] == ["2", "three"]
+    assert trained[0][-1] == trained[1][-1]  # the token that ends the turn
+
+
+def test_whole_conversations_share_an_untrained_beginning() -> None:
+    """The assistant's earlier answer is in both: it is context, whatever its own flag says."""
+    opening = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
+    whole = [m.to_dict() for m in opening]
+    payload = {
+        "chosen": [*whole, {"role": "assistant", "content": "d"}],
+        "rejected": [*whole, {"role": "assistant", "content": "e"}],
+    }
+    chosen, rejected = pair_messages(task(opening[0], **payload))
+    assert texts(chosen) == ["a", "b", "c", "d"]
+    assert texts(rejected) == ["a", "b", "c", "e"]
+    assert [m.train for m in chosen if m.role == "assistant"] == [0.0, None]
+    one = {"role": "assistant", "content": "d"}
+    assert texts(pair_messages(task(*opening, chosen=one, rejected="e"))[0]) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "cause"),
+    [
+        ({"chosen": "a"}, "no_answer"),
+        ({"chosen": "", "rejected": "b"}, "no_answer"),
+        ({"chosen": "a", "rejected": "a"}, "same_answers"),
+        ({"chosen": "a", "rejected": 3}, "no_answer"),
+        ({"chosen": "a", "rejected": [{"role": "user", "content": "b"}]}, "not_trained"),
+        ({"chosen": "a", "rejected": [{"rol": "user"}]}, "no_answer"),
+        ({"chosen": "a", "rejected": "b" * 100}, "too_long"),
+    ],
+)
+def test_what_is_dropped(renderer: Any, payload: Any, cause: str) -> None:
+    with pytest.raises(ExampleDropped) as dropped:
+        preference_group(task(**payload), renderer, KEY, group_id="g", max_length=60)
+    assert dropped.value.cause == cause
+    assert "task t" in str(dropped.value)
+
+
+def write(folder: Path, *rows: Any) -> Tasks:
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Tasks(source=str(path))
+
+
+def test_records_of_the_usual_shapes(tmp_path: Path) -> None:
+    """prompt, chosen, rejected; or whole conversations, whose common beginning is the prompt."""
+    taskset = load_tasks(write(tmp_path, {"prompt": "p", "chosen": "c", "rejected": "r"}), seed=0)
+    assert [m.text for m in taskset.tasks[0].messages] == ["p"]
+    assert taskset.tasks[0].payload == {"chosen": "c", "rejected": "r"}
+    opening = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    row = {side: [*opening, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    found = load_tasks(write(tmp_path, row), seed=0).tasks[0]
+    assert [m.text for m in found.messages] == ["s", "u"]
+    assert [texts(side) for side in pair_messages(found)] == [["s", "u", "chosen"], ["s", "u", "rejected"]]
+    with pytest.raises(TasksetError, match="must begin with the same messages"):
+        load_tasks(write(tmp_path, row | {"rejected": row["rejected"][1:]}), seed=0)
+
+
+def test_an_example_may_have_a_weight(renderer: Any) -> None:
+    """payload.weight times the message's own: 0.5 * 0.5 at its tokens."""
+    messages = (Message("user", "1+1"), Message("assistant", "2", train=0.5))
+    group = sft_group(task(*messages, weight=0.5), renderer, KEY, group_id="g")
+    train = group.rollouts[0].trace.column("train")
+    assert set(train.tolist()) == {0.0, 0.25}
+    for weight in (0, -1.0, float("nan"), "1", True):
+        with pytest.raises(ExampleDropped) as dropped:
+            sft_group(task(*messages, weight=weight), renderer, KEY, group_id="g")
+        assert dropped.value.cause == "bad_weight"
