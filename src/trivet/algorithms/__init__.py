@@ -9,6 +9,7 @@ from trivet.algorithms import (  # noqa: F401  (importing registers)
     controls,
     corrections,
     credit,
+    experts,
     kinds,
     masks,
     objectives,

@@ -182,7 +182,8 @@ def _credit(batch: Batch, algorithm: Algorithm) -> dict[str, np.ndarray]:
 
 
 def _counts(batch: Batch, algorithm: Algorithm) -> dict[str, float]:
-    unscored_N = ~np.isfinite(batch.reward_N) & ~batch.aborted_N
+    played_N = batch.kind_G[batch.group_N] == KINDS.index("rollout")  # an example has no reward to lack
+    unscored_N = ~np.isfinite(batch.reward_N) & ~batch.aborted_N & played_N
     out = {
         "groups": batch.groups,
         "rollouts": batch.rollouts,

@@ -280,6 +280,10 @@ def _algorithm(stage: Stage, algorithm: AlgorithmLike, has: Mapping[str, str]) -
             "a pair is read whole" if "preference" in algorithm.consumes else "an example is a group of one"
         )
         yield f"batch.group {group} does not suit {kind}: {what}; set batch.group: 1"
+    if stage.expert is not None and not {"sft", "rollout"} <= set(algorithm.consumes):
+        yield f"expert: {kind} makes no use of worked examples; take it out, or take algorithm mix or chord"
+    if stage.expert is None and {"sft", "rollout"} <= set(algorithm.consumes):
+        yield f"{kind} imitates worked examples and there are none; give the stage expert: {{tasks: [...]}}"
     for need in sorted(algorithm.needs - has.keys()):
         who = [f"{p.role} {p.name}" for p in algorithm.parts if need in p.needs] or [kind]
         yield f"{kind} ({', '.join(who)}) needs {need}: {HOW_TO_PROVIDE.get(need, 'nobody provides it')}"

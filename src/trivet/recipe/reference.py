@@ -35,6 +35,7 @@ _ORDER = (
     schema.Engine,
     schema.Explorer,
     schema.Window,
+    schema.Expert,
     schema.Trainer,
     schema.Checkpoints,
     schema.Eval,

@@ -328,10 +328,17 @@ class Weights(Section):
     )
 
 
+class Expert(Section):
+    """Worked examples that join every step's batch, for algorithms that imitate and learn from rewards."""
+
+    tasks: list[Tasks] = Field(min_length=1, description="tasksets with answers; as in a supervised stage")
+    prompts: PositiveInt = Field(default=16, description="examples a step")
+
+
 FIXED_IN_PHASES = (
     *("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length"),
     # Read once, when the stage is put together:
-    *("tasks", "engine", "checkpoints", "eval", "batch.micro_tokens", "explorer.concurrency"),
+    *("tasks", "engine", "checkpoints", "eval", "expert", "batch.micro_tokens", "explorer.concurrency"),
     *("trainer.dtype", "trainer.gradient_checkpointing"),
 )
 
@@ -369,6 +376,7 @@ class Stage(Section):
     trainer: Trainer = Field(default_factory=Trainer, description="how the policy is updated")
     checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="what is kept on disk")
     eval: Eval = Field(default_factory=Eval, description="held-out tasks")
+    expert: Expert | None = Field(default=None, description="examples that join the rollouts")
     phases: list[Phase] = Field(default_factory=list, description="settings that change from a step on")
     max_length: PositiveInt | None = Field(
         default=None, description="SFT: longer examples are dropped and counted"

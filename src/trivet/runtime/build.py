@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,10 +150,10 @@ async def load_held(stage: Stage, seed: int, stack: AsyncExitStack) -> list[Held
     return out
 
 
-def check_leaks(stage: Stage, games: Games, held: Sequence[Held]) -> None:
-    """Refuse to evaluate on what is trained."""
+def check_leaks(stage: Stage, trained: Container[str], held: Sequence[Held]) -> None:
+    """Refuse to evaluate on what is trained (task ids)."""
     for part in held:
-        both = [task.id for task in part.tasks if task.id in games.by_id]
+        both = [task.id for task in part.tasks if task.id in trained]
         if both:
             raise SetupError(
                 f"stage {stage.name}: {len(both)} tasks of evaluation {part.name!r} are also trained on "

@@ -28,6 +28,7 @@ from trivet.runtime.build import (
     longest_prompt,
 )
 from trivet.runtime.evaluation import Evaluator
+from trivet.runtime.experts import Experts
 from trivet.runtime.keep import Keeper
 from trivet.runtime.reader import Reader
 from trivet.runtime.stage import StageRun
@@ -51,7 +52,7 @@ async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitSta
     placed = located(stage, run.place)
     games = await load_games(placed, recipe.seed, stack, play=stage.mode == "both")
     held = await load_held(placed, recipe.seed, stack)
-    check_leaks(stage, games, held)
+    check_leaks(stage, games.by_id, held)
     ledger = run.ledger.stage(stage.name, fingerprint=games.fingerprint)
     trainer = _trainer(run, stage, start, games)
     context = _context(run, stage, games, held, renderer, trainer)
@@ -82,7 +83,10 @@ async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitSta
         monitor=run.monitor,
         stop=run.stop,
         step_timeout_s=recipe.runtime.step_timeout_s,
+        experts=Experts.of(stage, run.ledger, renderer, recipe.seed, run.monitor.warn),
     )
+    if composed.experts is not None:
+        check_leaks(stage, composed.experts.task_ids, held)
     stack.callback(composed.close)
     return composed
 

@@ -26,6 +26,7 @@ class Keeper:
     ) -> None:
         self.directory, self.config = directory, config
         self.keep_tokens, self.attachments = keep_tokens, attachments
+        self.others: list[StageLedger] = []  # further ledgers that go along with the stage's
         self.kept = 0
         self.damaged: dict[Path, str] = {}
         self.pinned: set[int] = set()
@@ -41,11 +42,13 @@ class Keeper:
         from trivet.trainer import checkpoint
 
         checkpoint.write(self.directory, step, trainer, state)
-        ledger.checkpoint(step, state)
+        for each in (*self.others, ledger):
+            each.checkpoint(step, state)
         self.kept = step
         oldest = checkpoint.retain(self.directory, self.config.keep_last)
         if not self.keep_tokens:
-            ledger.collect(oldest, self.attachments)
+            for each in (*self.others, ledger):
+                each.collect(oldest, self.attachments)
 
     def _damaged(self, found: Path | None) -> dict[Path, str]:
         """Checkpoint folders newer than `found`, each with what is wrong with it."""
@@ -73,7 +76,8 @@ class Keeper:
         if found is not None:
             state = checkpoint.read(found, trainer)
         self.kept = int(state.get("step", 0))
-        ledger.rewind(self.kept)
-        ledger.resample()  # a step that was never finished is played again as a whole
+        for each in (*self.others, ledger):
+            each.rewind(self.kept)
+            each.resample()  # a step that was never finished is played again as a whole
         self.pinned = {step for step, _ in ledger.pinned()}
         return state

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trivet.buffer import Lease, StageLedger
     from trivet.explorer import Explorer
     from trivet.monitor import Monitor
+    from trivet.runtime.experts import Experts
     from trivet.runtime.reader import Reader
     from trivet.trainer import Trainer
 
@@ -51,6 +52,7 @@ class Experience:
     filled: Filled
     lease: Lease | None = None
     replayed: bool = False
+    experts: Lease | None = None
 
 
 @dataclass(slots=True)
@@ -104,12 +106,16 @@ class StageRun:
         monitor: Monitor,
         stop: StopRequest,
         step_timeout_s: float,
+        experts: Experts | None = None,
     ) -> None:
         self.stage, self.folder, self.algorithm = stage, folder, algorithm
         self._algorithm = stage.algorithm
         self.ledger, self.supply, self.source = ledger, supply, source
         self.trainer, self.synchroniser, self.evaluator = trainer, synchroniser, evaluator
         self.keeper, self.monitor, self.stop = keeper, monitor, stop
+        self.experts = experts
+        if experts is not None:
+            keeper.others.append(experts.ledger)
         self.step_timeout_s = step_timeout_s
         self.evals: dict[str, float] = {}
         self.alerts = Alerts()
@@ -154,6 +160,9 @@ class StageRun:
             self._doing = "evaluating"
             await self.evaluate(self.trained, last=True)
             return USED_UP
+        if self.experts is not None:
+            self._doing = "reading the expert's examples"
+            experience.experts = await self.experts.take(step)
         self._doing = "training"
         metrics = await self.train(step, settings, experience)
         self.trained = step
@@ -221,6 +230,8 @@ class StageRun:
         """All of the step's updates, then the acknowledgement."""
         updates, groups = settings.batch.updates_per_batch, experience.filled.accepted
         metrics: dict[str, float] = {"train/skipped": 1.0}
+        if experience.experts is not None:
+            groups = [*groups, *await asyncio.to_thread(experience.experts.groups)]
         if groups:
             try:
                 metrics = await self.in_trainer(lambda: self._update(step, groups, updates))
@@ -229,6 +240,8 @@ class StageRun:
                 metrics |= {f"train/{name}": value for name, value in reason.counters.items()}
         assert experience.lease is not None
         await asyncio.to_thread(self.ledger.ack, experience.lease, step)
+        if self.experts is not None and experience.experts is not None:
+            await asyncio.to_thread(self.experts.ledger.ack, experience.experts, step)
         return metrics
 
     def _update(self, step: int, groups: list[Group], updates: int) -> dict[str, float]:

@@ -13,6 +13,7 @@ from trivet.algorithms.kinds import (  # noqa: F401  (importing registers)
     gspo,
     is_reinforce,
     maxrl,
+    mix,
     multi_step_grpo,
     on_policy_distillation,
     opmd,
