@@ -49,7 +49,7 @@ GOAL = 0.8
 ON_POLICY = frozenset(
     (
         *("cispo", "sapo", "is_reinforce", "rloo", "reinforce", "maxrl", "remax", "opmd", "asymre"),
-        *("success_offset", "score_centering", "on_policy_distillation", "jsd"),
+        *("sppo", "success_offset", "score_centering", "on_policy_distillation", "jsd"),
     )
 )
 """Nothing in their objective stops a token whose ratio has moved: with four updates at this rate they
