@@ -122,16 +122,21 @@ def _default(field: FieldInfo) -> str:
     return f"`{shown}`" if len(shown) <= _LONGEST else "see `trivet plan --resolved`"
 
 
+def replace_between(page: Path, begin: str, end: str, text: str) -> bool:
+    """Put `text` between a page's two marks; whether that changed it. Raises ValueError without marks."""
+    old = page.read_text(encoding="utf-8")
+    head, first, rest = old.partition(begin)
+    _, last, tail = rest.partition(end)
+    if not (first and last):
+        raise ValueError(f"{page}: no {begin} ... {end}")
+    new = f"{head}{begin}\n\n{text}\n\n{end}{tail}"
+    page.write_text(new, encoding="utf-8")
+    return new != old
+
+
 def write(page: Path) -> bool:
     """Put the tables between the page's marks; whether that changed it. Raises ValueError without marks."""
-    text = page.read_text(encoding="utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{page}: no {BEGIN} ... {END}")
-    new = f"{head}{BEGIN}\n\n{reference()}\n\n{END}{tail}"
-    page.write_text(new, encoding="utf-8")
-    return new != text
+    return replace_between(page, BEGIN, END, reference())
 
 
 if __name__ == "__main__":

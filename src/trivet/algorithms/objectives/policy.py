@@ -112,7 +112,7 @@ class PPOClip:
 @register_objective("cross_entropy")
 @dataclass(frozen=True)
 class CrossEntropy:
-    """l_t = -log pi(t)."""
+    """l_t = -log pi(t): imitation. Weights of messages and examples are in w_t already."""
 
     level: ClassVar[Level] = "token"
 
