@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ ARMS: dict[str, dict[str, Any]] = {name: {} for name in (*CORE, *PLAIN)} | {
     "chord": {"expert": True},
 }
 GOAL = 0.8
+TRIVET = (sys.executable, "-m", "trivet.cli")
 ON_POLICY = frozenset(
     (
         *("cispo", "sapo", "is_reinforce", "rloo", "reinforce", "maxrl", "remax", "opmd", "asymre"),
@@ -95,12 +96,11 @@ def recipe(folder: Path, name: str, seed: int, steps: int, start: str, teacher: 
     }
 
 
-def train(folder: Path, content: dict[str, Any]) -> None:
+def train(folder: Path, content: dict[str, Any], trivet: Sequence[str] = TRIVET) -> None:
     """A recipe in a process of its own. Raises RuntimeError with its last lines."""
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content))
-    command = [sys.executable, "-m", "trivet.cli", "run", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([*trivet, "run", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError("\n".join((done.stdout + done.stderr).strip().splitlines()[-12:]))
 
@@ -137,7 +137,7 @@ def prepared(folder: Path, steps: int) -> tuple[str, str]:
     start, teacher = folder / "sft" / "sft" / "model", folder / "teacher" / "rl" / "model"
     if not start.exists():
         command = ["run", "quickstart", f"output={folder / 'sft'}", "stages.rl.steps=3"]
-        subprocess.run([sys.executable, "-m", "trivet.cli", *command], check=True, capture_output=True)
+        subprocess.run([*TRIVET, *command], check=True, capture_output=True)
     if not teacher.exists():
         content = recipe(folder, "grpo", 7, 2 * steps, str(start), "")
         train(folder, content | {"name": "teacher", "output": str(folder / "teacher")})
