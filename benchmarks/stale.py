@@ -3,13 +3,13 @@
     python benchmarks/stale.py [--out stale.jsonl] [--steps 120] [--workers 2]
     python benchmarks/stale.py --table stale.jsonl
 
-The quick start's sums, from the supervised checkpoint of `learning.py`. The engine samples with the weights of
-0, 2 or 6 steps ago, or with those of now rounded to 8 bits (symmetrically, a scale for each row of a matrix).
-Three ways of learning from that, each one update a batch of 64 prompts x 8 answers, token means, no clip:
-nothing corrected; `token_tis` within [0.5, 2.0]; that and score centering over the sampler's 12 most probable
-of 16 symbols. Reported: the mean |log pi - log mu| of the last 30 steps, the entropy there and in the 30 steps
-before the middle, and accuracy, which is the engine's (with its stale or rounded weights). Rows are written as
-runs end; those that are there are not run again.
+The quick start's sums, from the supervised checkpoint of `learning.py`. The engine samples with the
+weights of 0, 2 or 6 steps ago, or with those of now rounded to 8 bits (symmetrically, a scale for each
+row of a matrix). Three ways of learning from that, each one update a batch of 64 prompts x 8 answers,
+token means, no clip: nothing corrected; `token_tis` within [0.5, 2.0]; that and score centering over the
+sampler's 12 most probable of 16 symbols. Reported: the mean |log pi - log mu| of the last 30 steps, the
+entropy there and in the 30 steps before the middle, and accuracy, which is the engine's (with its stale
+or rounded weights). Rows are written as runs end; those that are there are not run again.
 """
 
 from __future__ import annotations
