@@ -229,12 +229,17 @@ class Conversation:
             )
         self._prompt_ready = True
 
+    @property
+    def _temperature(self) -> float:
+        """Of this attempt: a baseline is the policy's greedy answer."""
+        return 0.0 if self.attempt.role == "baseline" else self.policy.sampling.temperature
+
     def _sampling(self, room: int) -> Sampling:
         ours, attempt = self.policy.sampling, self.attempt
         return Sampling(
             max_tokens=min(ours.max_tokens, room),
             seed=attempt.seed(self.policy.player, self.turns),
-            temperature=ours.temperature,
+            temperature=self._temperature,
             stop_ids=tuple(self.policy.renderer.stop_ids),
             top=self.policy.top,
             top_p=ours.top_p,
@@ -256,7 +261,7 @@ class Conversation:
             generation.logprob_T,
             generation.version_T,
             # Greedy log-probabilities are those of softmax(logits): temperature 1.
-            temperature=self.policy.sampling.temperature or 1.0,
+            temperature=self._temperature or 1.0,
             message=index,
             attachments=attachments,
         )

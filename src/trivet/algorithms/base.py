@@ -356,6 +356,11 @@ class Algorithm:
         return any(s.objective.traits.get("entropy", False) for s in self.streams)
 
     @property
+    def greedy(self) -> bool:
+        """One attempt of each group is the policy's greedy answer."""
+        return self.credit is not None and bool(self.credit.traits.get("greedy", False))
+
+    @property
     def critic(self) -> bool:
         """A value model is trained beside the policy."""
         return any(s.model == "critic" for s in self.streams)

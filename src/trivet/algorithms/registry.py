@@ -38,7 +38,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 _TRAITS: dict[str, tuple[str, ...]] = {
     "shaping": (),
-    "credit": ("group_min", "columns"),
+    "credit": ("group_min", "columns", "greedy"),
     "mask": (),
     "aggregation": (),
     "objective": (
@@ -84,7 +84,8 @@ def register_shaping(name: str, **traits: Any) -> Callable[[T], T]:
 
 
 def register_credit(name: str, **traits: Any) -> Callable[[T], T]:
-    """`credit(batch) -> advantage`. Traits: `needs`, `group_min`, `columns` (further ones it returns)."""
+    """`credit(batch) -> advantage`. Traits: `needs`, `group_min`, `columns` (further ones it returns),
+    `greedy` (compares with the policy's greedy answer: one attempt of each group is played so)."""
     return _register("credit", name, traits)
 
 

@@ -89,16 +89,18 @@ class Explorer:
         deterministic: bool,
         requeue: bool,
         warn: Warn,
+        greedy: bool = False,
         advance: Callable[[int], None] = lambda n: None,
     ) -> None:
         """`games` by task id; `run` enters every seed; `group` rollouts are played per issue; `requeue`: what
-        could not be played is issued once more.
+        could not be played is issued once more; `greedy`: the last attempt of each group is the policy's
+        greedy answer, of role baseline: compared with and never trained.
 
         `advance(n)` is called when n more rollouts have ended (for a progress bar).
         """
         self.ledger, self.games, self.policy = ledger, games, policy
         self.config, self.run, self.group, self.deterministic = config, run, group, deterministic
-        self.requeue, self.warn, self.advance = requeue, warn, advance
+        self.requeue, self.warn, self.greedy, self.advance = requeue, warn, greedy, advance
         self._places = asyncio.Semaphore(config.concurrency)
 
     def settle(self, settings: Stage) -> None:
@@ -192,7 +194,18 @@ class Explorer:
 
     def _attempts(self, key: IssueKey, order: int) -> list[Attempt]:
         name = f"{self.ledger.name}/{key}"
-        return [Attempt(run=self.run, issue=key, group=name, index=i, order=order) for i in range(self.group)]
+        last = self.group - 1 if self.greedy else -1
+        return [
+            Attempt(
+                run=self.run,
+                issue=key,
+                group=name,
+                index=i,
+                order=order,
+                role="baseline" if i == last else "train",
+            )
+            for i in range(self.group)
+        ]
 
     async def _attempt(self, attempt: Attempt) -> Played:
         game = self.games[attempt.issue.task_id]

@@ -230,6 +230,7 @@ def _source(
         group=stage.batch.group,
         deterministic=stage.engine.deterministic is not False,
         requeue="failed" in run.recipe.buffer.requeue,
+        greedy=resolve(stage.algorithm).greedy,
         warn=run.monitor.warn,
     )
 

@@ -77,14 +77,15 @@ def _flat(reward_GK: np.ndarray, mask_GK: np.ndarray) -> np.ndarray:
 class ReMax:
     """A_i = r_i - r(greedy). Source: ReMax (Li et al. 2023, "ReMax: a simple, effective, and efficient ...").
 
-    The baseline of a (group, player) is the mean reward of its rollouts of role `baseline`, which the
-    environment plays greedily beside the others and which are never trained. Rollouts of a group whose
+    The baseline of a (group, player) is the mean reward of its rollouts of role `baseline`: the last attempt
+    of each group is played greedily and never trained (`batch.group` counts it). Rollouts of a group whose
     baseline is missing, unscored or aborted have no advantage (counted as `masked_rollouts/no_advantage`).
 
     Raises AlgorithmError when no group of the batch has one.
     """
 
     group_min: ClassVar[int] = 2
+    greedy: ClassVar[bool] = True
 
     def __call__(self, batch: Batch) -> np.ndarray:
         """(_N,); NaN for unscored and aborted rollouts, for the baselines and where there is none."""
@@ -92,7 +93,7 @@ class ReMax:
         if batch.rollouts and not greedy_N.any():
             raise AlgorithmError(
                 f"credit 'remax' compares with a greedy rollout, but none of the {batch.groups} groups has "
-                "one; let the environment's group add a rollout of role 'baseline', sampled at temperature 0"
+                "one: an attempt of each must have role 'baseline'"
             )
         key_N, chosen_N = group_key(batch), greedy_N & batch.compared_N
         size = int(key_N.max(initial=-1)) + 1
