@@ -17,10 +17,11 @@ def success_offset(
 ) -> Algorithm:
     """loss = 1/A sum over attempts of 1 / max(n_a, floor) * sum over t of f_t * -rho_t A_i.
 
-    A_i = (R' - mean R') / std R' + (b - mean b) / 0.5: see the credit `success_offset`. f_t: the
-    sampler's lag and low precision, truncated to [0.5, 2.0]. Source: the FireFlash recipe (2026). For attempts of thousands of
-    tokens with partial credit, sampled from older or quantised weights, one update per batch (so no `clip`).
-    Score centering (which needs the sampler's top candidates) goes with it in the source.
+    A_i = (R' - mean R') / std R' + (b - mean b) / 0.5: see the credit `success_offset`. f_t: the sampler's
+    lag and low precision, truncated to [0.5, 2.0]. Source: the FireFlash recipe (2026). For attempts of
+    thousands of tokens with partial credit, sampled from older or quantised weights, one update per batch (so
+    no `clip`). Score centering (which needs the sampler's top candidates) goes with it in the source:
+    `objective: centred_pg`.
     """
     pair = (clip, clip) if isinstance(clip, int | float) else clip
     chosen = {
