@@ -41,7 +41,7 @@ class AlgorithmLike(Protocol):
 
 HOW_TO_PROVIDE = {
     "top": "set engine.top, e.g. engine.top: 20",
-    "routes": "no engine of this version records expert routes",
+    "routes": "set engine.routes: true",
     "value": "it trains no critic; take algorithm ppo, or a credit that reads no values",
     "teacher_logp": "name a teacher, e.g. models: {teacher: {model: DIRECTORY}}",
 }
@@ -56,6 +56,8 @@ def provided(stage: Stage) -> dict[str, str]:
     found = {"proximal_logp": "trainer", "ref_logp": "trainer"}
     if stage.engine.top > 0:
         found["top"] = "engine"
+    if stage.engine.routes:
+        found["routes"] = "engine"
     return found
 
 
@@ -134,6 +136,8 @@ def _stage(stage: Stage, tasks: int | None, shape: ModelShape | None) -> Iterato
     yield from _ending(stage)
     if stage.max_length is not None and stage.mode != "train":
         yield "max_length is for supervised stages; sampling.max_tokens bounds what is sampled"
+    if stage.trainer.replay_routes and not stage.engine.routes:
+        yield "trainer.replay_routes has nothing to replay; set engine.routes: true too"
     if stage.mode == "both":
         yield from _sampling(stage)
     if limit and stage.mode == "both" and stage.sampling.max_tokens >= limit:

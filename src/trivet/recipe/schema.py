@@ -90,6 +90,7 @@ class Engine(Section):
     deterministic: bool | None = Field(default=None, description="same seeds, same bits; default: true")
     fused: bool = Field(default=True, description="use the fused path where the model's shape allows")
     top: int = Field(default=0, ge=0, description="top-k log-probabilities stored per sampled token")
+    routes: bool = Field(default=False, description="store which experts each sampled token went through")
     request_timeout_s: float = Field(default=600.0, gt=0, description="deadline of one generation")
 
 
@@ -218,6 +219,9 @@ class Trainer(Section):
     gradient_checkpointing: bool = Field(
         default=False, description="compute activations again in the backward pass"
     )
+    replay_routes: bool = Field(
+        default=False, description="send each token through the experts the sampler sent it through"
+    )
     max_bad_updates: PositiveInt = Field(
         default=3, description="NaN or infinite updates in a row before the run stops"
     )
@@ -339,7 +343,7 @@ FIXED_IN_PHASES = (
     *("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length"),
     # Read once, when the stage is put together:
     *("tasks", "engine", "checkpoints", "eval", "expert", "batch.micro_tokens", "explorer.concurrency"),
-    *("trainer.dtype", "trainer.gradient_checkpointing"),
+    *("trainer.dtype", "trainer.gradient_checkpointing", "trainer.replay_routes"),
 )
 
 

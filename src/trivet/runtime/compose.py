@@ -110,6 +110,7 @@ def open_engine(run: Run, stage: Stage, start: Path, context: int, stack: AsyncE
         device=run.recipe.runtime.device,
         dtype=run.recipe.policy.dtype,
         request_timeout_s=config.request_timeout_s,
+        routes=config.routes,
     )
     stack.callback(_close_engine, engine, run)
     return engine

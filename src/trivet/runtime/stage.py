@@ -248,7 +248,7 @@ class StageRun:
         from trivet.trainer import collate, prepare, split
 
         begin = time.monotonic()
-        needs = self.algorithm.needs
+        needs = self.algorithm.needs | ({"routes"} if self.stage.trainer.replay_routes else set())
         batch = collate(groups, step=step, needs=needs, attachments=self.keeper.attachments)
         self.trainer.annotate(batch, self.algorithm.annotations(updates))
         prepared = prepare(batch, self.algorithm, scales=self.scales, **self._ages(batch))

@@ -51,7 +51,7 @@ def collate(
 
     Every rollout is kept, trained or not: its reward belongs to its group's baseline. Rows without a trained
     token are kept too; `prepare` marks them as not to be forwarded. `step`: the one it is trained at. With
-    "top" in `needs` the sampler's most probable tokens are read from `attachments`.
+    "top" in `needs` the sampler's most probable tokens are read from `attachments`, with "routes" experts.
 
     Raises AlgorithmError for a pending reward, a rollout of role eval, a trained token at position 0 of a
     row, and when something in `needs` was never stored.
@@ -68,6 +68,7 @@ def collate(
     row_T = np.repeat(np.arange(len(rows), dtype=np.int32), length_R)
     total = int(length_R.sum())
     rollout_T = np.repeat(row_rollout_R, length_R)
+    owners = [rollouts[n][1] for n in row_rollout_R]
     batch = Batch(
         **tokens,
         position_T=(np.arange(total) - np.repeat(start_R, length_R)).astype(np.int32),
@@ -79,9 +80,8 @@ def collate(
         **_rollout_table(groups, rollouts),
         **_turn_table([rollout for _, rollout in rollouts]),
         step=step,
-        top=_top_column(rows, [rollouts[n][1] for n in row_rollout_R], attachments)
-        if "top" in needs
-        else None,
+        top=_top_column(rows, owners, attachments) if "top" in needs else None,
+        routes_T=_routes_column(rows, owners, attachments) if "routes" in needs else None,
     )
     _refuse_first(batch)
     return batch
@@ -124,6 +124,50 @@ def _top_column(
         )
     total = np.concatenate([np.zeros(1, np.int64), *count])
     return TopColumn(np.cumsum(total), _joined(ids, np.int32), _joined(logprobs, np.float32))
+
+
+def _routes_column(
+    rows: Sequence[Row], rollouts: Sequence[Rollout], attachments: HeavyColumns | None
+) -> np.ndarray:
+    """int32 (_T, layers, _K): recorded experts, -1 elsewhere. Raises AlgorithmError on damaged routes."""
+    parts: list[list[np.ndarray | int]] = []
+    shape: tuple[int, ...] = ()
+    for row, rollout in zip(rows, rollouts, strict=True):
+        parts.append([])
+        for index in rollout.trace.path(row.leaf):
+            node = rollout.trace.nodes[index]
+            stored = next((a for a in node.attachments if a.kind == "routes"), None)
+            if stored is None or attachments is None:
+                parts[-1].append(node.length)
+                continue
+            routes = _checked_routes(attachments.open(stored), node.length, shape, rollout, index)
+            shape = routes.shape[1:]
+            parts[-1].append(routes)
+    if not shape:
+        raise AlgorithmError(
+            "trainer.replay_routes: no rollout of the batch has recorded routes; set engine.routes: true"
+        )
+    flat = [
+        p if isinstance(p, np.ndarray) else np.full((p, *shape), -1, np.int32) for one in parts for p in one
+    ]
+    return np.concatenate(flat)
+
+
+def _checked_routes(
+    stored: np.ndarray, length: int, shape: tuple[int, ...], rollout: Rollout, node: int
+) -> np.ndarray:
+    where = f"rollout {rollout.id or rollout.attempt!r}, node {node}: its routes"
+    if stored.dtype not in (np.uint8, np.uint16) or stored.ndim != 3:
+        raise AlgorithmError(f"{where} are {stored.dtype} {stored.shape}, not small numbers (_T, layers, _K)")
+    if len(stored) != length or (shape and stored.shape[1:] != shape):
+        raise AlgorithmError(f"{where} have shape {stored.shape}; its tokens are {length}, others' {shape}")
+    none = np.iinfo(stored.dtype).max
+    routes = np.where(stored == none, -1, stored.astype(np.int32))
+    ordered = np.sort(routes, -1)
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    if twice.any() or ((routes < 0).any((-1, -2)) != (routes < 0).all((-1, -2))).any():
+        raise AlgorithmError(f"{where} name an expert twice for a token, or only some of its experts")
+    return routes
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: Any) -> np.ndarray:

@@ -20,6 +20,7 @@ from trivet.trainer import optim
 from trivet.trainer.head import Positions, Read, Slopes
 from trivet.trainer.model import PackedModel, load
 from trivet.trainer.packing import MicroBatch, Plan, plan
+from trivet.weights.moe import Replay
 
 ANNOTATIONS = frozenset({"proximal_logp", "ref_logp", "teacher_logp"})
 
@@ -80,6 +81,7 @@ class Trainer:
             chunk=config.head_chunk,
             gradient_checkpointing=config.gradient_checkpointing,
         )
+        self.replay = Replay(module) if config.replay_routes else None
         self.optimiser = optim.adamw(module, config)
         self.updates = 0  # optimiser updates that took place
         self.bad_updates = 0  # in a row
@@ -171,6 +173,8 @@ class Trainer:
         out = np.full(batch.tokens, np.nan, np.float32)
         with torch.no_grad():
             for micro in grid.micro:
+                if model is self.model:
+                    self._route(batch, micro)
                 hidden = model.forward(*model.tokens(micro, batch.ids_T, batch.position_T))
                 logp = model.head.logprobs(hidden, self._positions(batch, micro)).logp
                 out[micro.target_N] = logp.float().cpu().numpy()
@@ -180,6 +184,17 @@ class Trainer:
                 f"the weights are broken; go back to the last checkpoint and lower trainer.lr"
             )
         return out
+
+    def _route(self, batch: Batch, micro: MicroBatch) -> None:
+        """Lay out the recorded routes for the next forward (and for what its backward computes again)."""
+        if self.replay is None:
+            return
+        self.replay.routes = None
+        if batch.routes_T is not None:
+            layers, width = batch.routes_T.shape[1:]
+            self.replay.fits(layers, width, int(batch.routes_T.max(initial=-1)))
+            routes = batch.routes_T[micro.token_P].astype(np.int64)
+            self.replay.routes = torch.from_numpy(routes).to(self.device)
 
     def _plan(self, batch: Batch, wanted_T: np.ndarray, unit_R: np.ndarray) -> Plan:
         return plan(
@@ -271,6 +286,7 @@ class Trainer:
         """Forward and backward of one micro-batch; gradients are added up. (loss, statistics)."""
         begin = time.perf_counter()
         batch, head = prepared.batch, self.model.head
+        self._route(batch, micro)
         hidden = self.model.forward(*self.model.tokens(micro, batch.ids_T, batch.position_T))
         top = any(stream.spec.top for stream in streams)
         at, start = self._positions(batch, micro, top=top), time.perf_counter()
@@ -374,6 +390,8 @@ class Trainer:
             micro_tokens=n,
         )
         ids_N = torch.from_numpy(ids_T[1:].astype(np.int64)).to(self.device)
+        if self.replay is not None:
+            self.replay.routes = None
         with torch.no_grad():
             hidden = self.model.forward(*self.model.tokens(grid.micro[0], ids_T, np.arange(n)))
             source = torch.arange(n - 1, device=self.device)

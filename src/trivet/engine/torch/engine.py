@@ -61,6 +61,7 @@ class TorchEngine:
         dtype: str = "float32",
         request_timeout_s: float = 600.0,
         version: int = 0,
+        routes: bool = False,
     ) -> None:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,6 +76,8 @@ class TorchEngine:
             fused=fused,
         )
         self._scheduler = Scheduler(self._model, slots, context, deterministic, version)
+        if routes:
+            self._scheduler.recorder = paths.recorder(self._model)
         self._wake = threading.Condition()
         # All of the following are guarded by _wake's lock.
         self._arrivals: list[Request] = []

@@ -25,6 +25,7 @@ from transformers.cache_utils import DynamicLayer
 from trivet.engine.base import EngineError
 from trivet.engine.torch.cache import Cache, Span, decode_spans, prefill_span
 from trivet.engine.torch.fused import FusedModel, unsupported
+from trivet.weights.moe import Recorder, RoutingError
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,16 @@ class RecomputeModel(_Module):
             # One by one: padding is not neutral for every recurrent model.
             rows.append(self.full(ids[:end])[-1])
         return torch.stack(rows)
+
+
+def recorder(model: Model) -> Recorder:
+    """Records which experts each decoded token goes through. Raises RoutingError where that cannot be had."""
+    if not isinstance(model, CachedModel):
+        raise RoutingError(
+            f"engine.routes: {type(model).__name__} samples this model; routes are recorded on the cached "
+            "path only (a mixture of experts that transformers can cache)"
+        )
+    return Recorder(model.model)
 
 
 def sliding_window(config: Any, context: int) -> int | None:

@@ -20,6 +20,7 @@ from trivet.engine.torch.cache import decode_spans, prefill_span
 from trivet.engine.torch.model import Model
 from trivet.engine.torch.sample import Drawn, Plan, sample
 from trivet.engine.torch.slots import Request, Slots
+from trivet.weights.moe import Recorder
 
 PREFILL_TOKENS = 512
 """Prompt tokens per step: bounds how long running requests wait for a newcomer."""
@@ -41,6 +42,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # of the next round (deterministic only)
         self.queue: list[Request] = []
         self.metrics: defaultdict[str, float] = defaultdict(float)
+        self.recorder: Recorder | None = None  # of the experts each decoded token goes through
         self._serial = 0
         self._plan: Plan | None = None  # None: rows joined, left or moved since the last step
         self._planned = 0  # rows of the plan
@@ -250,6 +252,8 @@ class Scheduler:
         groups = [(a, b, self._bucket(int(position[a:b].max()) + 1)) for a, b in self._groups]
         spans = decode_spans(self.model.cache, position, n, groups)
         logits = self.model.decode(torch.from_numpy(ids).to(device), spans)[:n]
+        if self.recorder is not None:
+            self._keep_routes(self.recorder.take()[:n].cpu().numpy())
         uniform = torch.from_numpy(slots.uniform[np.arange(n), slots.size[:n]]).to(device)
         if device.type != "cpu":
             torch.cuda.synchronize(device)
@@ -263,6 +267,11 @@ class Scheduler:
             self._keep_top(n, drawn)
         bad = ~np.isfinite(drawn.logprob_B)
         return [self._finish(int(slot), bool(bad[slot])) for slot in np.flatnonzero(done | bad)]
+
+    def _keep_routes(self, routes_BLK: np.ndarray) -> None:
+        for request, routes_LK in zip(self.slots.request, routes_BLK, strict=False):
+            if request is not None:
+                request.routes.append(routes_LK)
 
     def _keep_top(self, n: int, drawn: Drawn) -> None:
         assert drawn.top_id_BK is not None and drawn.top_p_BK is not None

@@ -31,6 +31,7 @@ class Request:
     reused: int = 0
     recomputed: int = 0
     top: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    routes: list[np.ndarray] = field(default_factory=list)  # of fed tokens, from the prompt's last on
 
 
 class Slots:
@@ -168,8 +169,22 @@ class Slots:
             self.version[slot, span].copy(),
             finish,
             top,
+            stacked_routes(request.routes),
             counters=counters,
         )
+
+
+def stacked_routes(fed: list[np.ndarray]) -> np.ndarray | None:
+    """(_T, layers, _K) of the sampled tokens: each one's is known when it is fed, the last never is: its row
+    holds the dtype's largest number. The first entry is the prompt's last token's.
+    """
+    if not fed:
+        return None
+    rows = np.stack(fed)
+    dtype = np.uint8 if rows.max() < np.iinfo(np.uint8).max else np.uint16
+    out = np.full(rows.shape, np.iinfo(dtype).max, dtype)
+    out[:-1] = rows[1:]
+    return out
 
 
 def ragged_top(positions: list[tuple[np.ndarray, np.ndarray]]) -> Top:
