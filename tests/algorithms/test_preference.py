@@ -134,3 +134,20 @@ def test_half_a_pair_leaves_the_batch():
 def test_groups_of_another_kind_are_refused(batch_of):
     with pytest.raises(AlgorithmError, match="preference"):
         prepare(batch_of([1.0, 0.0]), resolve("dpo"))
+
+
+@pytest.mark.parametrize("kind", ["dpo", "ipo", "orpo"])
+def test_pairs_are_never_split_and_parts_add_up(kind):
+    """Pair by pair gives the sum of the whole batch; half a pair is refused."""
+    batch = collate([pair("a", 2, 1), pair("b", 1, 3)])
+    trained = np.flatnonzero(batch.train_T > 0)
+    batch.annotations["ref_logp"] = np.full(batch.tokens, np.nan)
+    batch.annotations["ref_logp"][trained] = REF
+    prepared = prepare(batch, resolve(kind))
+    (stream,) = prepared.streams
+    logp = torch.tensor(LOGP, dtype=torch.float64)
+    whole, _ = stream_loss(prepared, stream, trained, logp)
+    parts = [stream_loss(prepared, stream, trained[p], logp[p])[0] for p in (slice(3), slice(3, None))]
+    assert float(sum(parts)) == pytest.approx(float(whole))
+    with pytest.raises(AlgorithmError, match="a unit is never split"):
+        stream_loss(prepared, stream, trained[:2], logp[:2])

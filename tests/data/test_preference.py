@@ -108,3 +108,85 @@ def test_an_example_may_have_a_weight(renderer: Any) -> None:
         with pytest.raises(ExampleDropped) as dropped:
             sft_group(task(*messages, weight=weight), renderer, KEY, group_id="g")
         assert dropped.value.cause == "bad_weight"
+
+
+def test_texts_of_turns_are_whole_conversations(tmp_path: Path) -> None:
+    """HH-RLHF's form; "Human:" inside a line is no turn."""
+    begin = "\n\nHuman: a Human: b\n\nAssistant: c\n\nHuman: d\n\nAssistant:"
+    rows = [{"chosen": f"{begin} e\n\nf", "rejected": f"{begin} g"}, {"chosen": begin, "rejected": begin}]
+    taskset = load_tasks(write(tmp_path, *rows), seed=0)
+    (found,) = taskset.tasks  # the second row's answers are the same
+    assert texts(list(found.messages)) == ["a Human: b", "c", "d"]
+    assert [texts(side)[3:] for side in pair_messages(found)] == [["e\n\nf"], ["g"]]
+    bad = {"chosen": f"{begin} e", "rejected": "g"}
+    with pytest.raises(TasksetError, match=r"pairs\.jsonl:3: rejected must be a conversation"):
+        load_tasks(write(tmp_path, *rows, bad), seed=0)
+    with_prompt = {"prompt": "p", "chosen": "Human: q", "rejected": "r"}
+    assert load_tasks(write(tmp_path, with_prompt), seed=0).tasks[0].payload["chosen"] == "Human: q"
+
+
+def test_pairs_that_part_at_a_later_question(tmp_path: Path) -> None:
+    """The assistant's first answer is in both: context, not trained; the opening ends before it."""
+    row = {
+        side: [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": side},
+            {"role": "assistant", "content": "d"},
+        ]
+        for side in ("chosen", "rejected")
+    }
+    (found,) = load_tasks(write(tmp_path, row), seed=0).tasks
+    assert texts(list(found.messages)) == ["a"]
+    for side, messages in zip(("chosen", "rejected"), pair_messages(found), strict=True):
+        assert texts(messages) == ["a", "b", side, "d"]
+        assert [m.train for m in messages if m.role == "assistant"] == [0.0, None]
+
+
+def test_messages_in_other_data_sets_words(tmp_path: Path) -> None:
+    def parts(role: str, text: str, weight: float) -> dict[str, Any]:
+        return {"role": role, "content": [{"type": "text", "value": text}], "loss_weight": weight}
+
+    row = {side: [parts("user", "q", 0.0), parts("assistant", side, 0.5)] for side in ("chosen", "rejected")}
+    (found,) = load_tasks(write(tmp_path, row), seed=0).tasks
+    chosen, rejected = pair_messages(found)
+    assert (texts(chosen), texts(rejected)) == (["q", "chosen"], ["q", "rejected"])
+    assert [m.train for m in chosen] == [None, 0.5]
+    wrong = row | {"chosen": [parts("user", "q", 1.0), parts("assistant", "a", 1.0)]}
+    with pytest.raises(TasksetError, match="a user message cannot be trained"):
+        load_tasks(write(tmp_path, wrong), seed=0)
+
+    said = {"from": "gpt", "value": "x"}
+    row = {
+        "messages": [{"from": "human", "value": "q"}],
+        "chosen": said,
+        "rejected": said | {"value": "y"},
+    }
+    (found,) = load_tasks(write(tmp_path, row), seed=0).tasks
+    assert [texts(side) for side in pair_messages(found)] == [["q", "x"], ["q", "y"]]
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "at_least"),
+    [
+        ("hh_rlhf/harmless_base_test.jsonl.gz", {}, 2300),
+        ("llamafactory_dpo_kto/dpo_en_demo.json", {"messages": "conversations"}, 295),
+        (
+            "llamafactory_dpo_kto/v1_dpo_demo.jsonl",
+            {"chosen": "chosen_messages", "rejected": "rejected_messages"},
+            10,
+        ),
+    ],
+)
+def test_public_sets_are_read_whole(
+    shared_dir: Path, file: str, fields: dict[str, str], at_least: int
+) -> None:
+    source = shared_dir / "data" / "preference" / file
+    if not source.is_file():
+        pytest.skip(f"no {source}")
+    tasks = load_tasks(Tasks(source=str(source), fields=fields), seed=0).tasks
+    pairs = [pair_messages(one) for one in tasks]
+    assert len(pairs) >= at_least
+    for chosen, rejected in pairs:
+        assert chosen[-1].role == rejected[-1].role == "assistant"
+        assert chosen != rejected

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trivet.data.preference import common_prefix
+from trivet.data.shapes import plain_message, transcript
 from trivet.recipe import schema
 from trivet.rewards.answers import last_boxed
 from trivet.tasks.base import TasksetError, nearest
@@ -29,16 +30,17 @@ class FieldMap:
     """Which column of a source each of our fields is read from.
 
     Without a mapping of its own, a source with `messages` is read as conversations, else the first of prompt,
-    question, problem, instruction, query is the prompt; conversations `chosen` and
-    `rejected` bring their own. Two well-known shapes are then understood: an
-    `answer` that ends in "#### 72" (GSM8K), and a `solution` with a box (MATH). Raises TasksetError for
-    unknown fields and columns.
+    question, problem, instruction, query is the prompt; conversations `chosen` and `rejected` (lists of
+    messages, or texts of Human: and Assistant: turns) bring their own. Two well-known shapes are then
+    understood: an `answer` that ends in "#### 72" (GSM8K), and a `solution` with a box (MATH). Raises
+    TasksetError for unknown fields and columns.
     """
 
     def __init__(self, config: schema.Tasks, first: Record) -> None:
         self.config = config
         columns = list(first.row)
         self.columns = dict(config.fields)
+        self.whole = False  # chosen and rejected are whole conversations
         for ours, column in self.columns.items():
             if ours not in KNOWN and not ours.startswith("payload."):
                 raise TasksetError(
@@ -57,7 +59,7 @@ class FieldMap:
         if "prompt" not in self.columns and "messages" not in self.columns:
             guess = next((name for name in ("messages", *_PROMPTS) if name in columns), None)
             if guess is None and self._whole_pair(columns, first):
-                guess = ""
+                guess, self.whole = "", True
             if guess is None:
                 raise TasksetError(
                     f"{first.place}: which column is the prompt? Say `fields: {{prompt: COLUMN}}` "
@@ -73,7 +75,8 @@ class FieldMap:
     def _whole_pair(self, columns: list[str], first: Record) -> bool:
         """Chosen and rejected are whole conversations: what both begin with is the prompt."""
         named = [self.columns.get(side, side) for side in _PAIR]
-        return all(name in columns and isinstance(first.row[name], list) for name in named)
+        values = [first.row[name] for name in named if name in columns]
+        return len(values) == 2 and all(isinstance(v, list) or transcript(v) is not None for v in values)
 
     def _check_template(self, columns: list[str], first: Record) -> None:
         shown = [name for _, name in _PLACE.findall(self.config.template) if name]
@@ -145,14 +148,35 @@ class FieldMap:
 
     def _opening(self, record: Record) -> tuple[Message, ...]:
         """What the two conversations of a pair begin with."""
-        chosen, rejected = (_conversation(self._get(record, side), record.place) for side in _PAIR)
+        chosen, rejected = (_conversation(self._side(record, side), record.place) for side in _PAIR)
+        if chosen == rejected:
+            raise Dropped("same_answers")
         n = common_prefix(chosen, rejected)
-        if n == 0 or chosen[n - 1].role == "assistant":
+        while n and chosen[n - 1].role == "assistant":  # they part at a later question: still one opening
+            n -= 1
+        if n == 0:
             raise TasksetError(
-                f"{record.place}: chosen and rejected must begin with the same messages, the last of them "
-                f"not the assistant's; they share {n}"
+                f"{record.place}: chosen and rejected must begin with the same messages, the first of them "
+                "not the assistant's: what both begin with is the prompt"
             )
         return chosen[:n]
+
+    def _side(self, record: Record, side: str) -> Any:
+        """chosen or rejected, in our messages. What is neither text nor messages stays as it is."""
+        given = self._get(record, side)
+        if self.whole and isinstance(given, str):
+            turns = transcript(given)
+            if turns is None:
+                raise TasksetError(
+                    f"{record.place}: {side} must be a conversation as in the first row, a list of messages "
+                    f"or a text that begins with Human:, not {given[:60]!r}"
+                )
+            given = turns
+        if isinstance(given, Mapping):
+            return _conversation([given], record.place)[0].to_dict()
+        if isinstance(given, list) and given:
+            return [message.to_dict() for message in _conversation(given, record.place)]
+        return given
 
     def _payload(self, record: Record) -> dict[str, Any]:
         payload: dict[str, Any] = {}
@@ -165,7 +189,7 @@ class FieldMap:
             payload |= _from_solution(record.row.get(self.solution))
         for side in _PAIR:
             if side in self.columns:
-                payload[side] = self._get(record, side)
+                payload[side] = self._side(record, side)
         if "response" in self.columns:
             payload["response"] = self._response(record)
         elif self.solution and isinstance(record.row.get(self.solution), str):
@@ -233,7 +257,7 @@ def _conversation(value: Any, place: str) -> tuple[Message, ...]:
         if not isinstance(one, Mapping):
             raise TasksetError(f"{place}: message {index} is a {type(one).__name__}, not an object")
         # Columnar files fill the keys a message lacks with null.
-        given = {key: item for key, item in one.items() if item is not None}
+        given = plain_message({key: item for key, item in one.items() if item is not None})
         try:
             if calls := given.get("tool_calls"):
                 given["tool_calls"] = [_call(call) for call in calls]

@@ -5,10 +5,11 @@ ranks (`evaluate` documents their names).
 """
 
 from trivet.algorithms.objectives.centering import CentredPG
-from trivet.algorithms.objectives.policy import LOG_RATIO_BOUND, CrossEntropy, PPOClip, mismatch_stats
+from trivet.algorithms.objectives.policy import LOG_RATIO_BOUND, PPOClip, mismatch_stats
 from trivet.algorithms.objectives.preference import DPO, IPO, KTO, ORPO
 from trivet.algorithms.objectives.regularise import KL, EntropyBonus
 from trivet.algorithms.objectives.sequence import GMPO, GSPO, TOPR
+from trivet.algorithms.objectives.supervised import CrossEntropy
 from trivet.algorithms.objectives.value import BradleyTerry, ValueLoss
 from trivet.algorithms.objectives.weighted import CISPO, DPPO, REC, SAPO, SPPO, ISReinforce
 

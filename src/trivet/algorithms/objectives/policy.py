@@ -107,14 +107,3 @@ class PPOClip:
             gain, clipped = torch.where(dual, floor, gain), clipped | dual
             stats["dual_clipped"] = dual.sum()
         return -x.weight_P * gain, {**stats, "clipped": clipped.sum(), **mismatch_stats(x)}
-
-
-@register_objective("cross_entropy")
-@dataclass(frozen=True)
-class CrossEntropy:
-    """l_t = -log pi(t): imitation. Weights of messages and examples are in w_t already."""
-
-    level: ClassVar[Level] = "token"
-
-    def __call__(self, x: ObjectiveInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        return -x.weight_P * x.logp_P, {"nll": -x.logp_P.detach().sum()}

@@ -139,9 +139,10 @@ def kto_reference(batch: Batch, *, clamp: Literal["zero", "none"] = "zero") -> d
     """advantage +1 for chosen and -1 for rejected answers; reference_kl: z0, one number for the batch.
 
     z0 = max(0, mean over the batch's answers of h(y)), from the policy before the update: what the policy
-    has moved from the reference on this data as a whole. (Ethayarajh et al. 2024 estimate it on prompts with
-    other prompts' answers, which costs a further forward pass.) A rollout that is neither has no
-    advantage.
+    has moved from the reference on this data as a whole. Ethayarajh et al. 2024 (and TRL's KTO trainer) pair
+    each prompt with another prompt's answer of the same micro-batch and take the mean of h there, which costs
+    a further forward pass of both models; here it is the answers' own h, over the whole batch of the step. A
+    rollout that is neither has no advantage.
     """
     h_T = batch.annotations["proximal_logp"] - batch.annotations["ref_logp"]
     trained_T = np.isfinite(h_T) & (batch.train_T > 0)
