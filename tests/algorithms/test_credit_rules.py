@@ -147,7 +147,7 @@ def test_remax_counts_groups_without_a_baseline_and_refuses_a_batch_of_them(
     assert prepared.counters["masked_rollouts/no_advantage"] == 2
     assert prepared.counters["masked_rollouts/baseline"] == 1
     assert prepared.counters["trained_tokens"] == 2
-    with pytest.raises(AlgorithmError, match="none of the 2 groups has one; let the environment's group"):
+    with pytest.raises(AlgorithmError, match="none of the 2 groups has one: an attempt"):
         ReMax()(batch_of([1.0, 0.0], [0.0, 1.0]))
 
 

@@ -90,7 +90,7 @@ class Run:
             run="test",
             group=2,
             deterministic=False,
-            requeue=True,
+            requeue=("failed", "surplus"),
             warn=lambda cause, text: self.warnings.append((cause, text)),
         )
 
@@ -170,6 +170,21 @@ def test_a_window_refills_from_further_issues(player: tuple[TorchEngine, Rendere
     assert run.counts() == {"filtered": 6}
     assert run.warnings[-1][0] == "starved"
     assert "6 groups by mean reward" in run.warnings[-1][1]
+
+
+def test_oversampling_drops_what_a_full_batch_does_not_need(player: tuple[TorchEngine, Renderer]) -> None:
+    """Two groups are missing, 1.6 times as many, rounded up, are played: the last two in issue order are
+    surplus and issued once more."""
+    run = Run(player, Digits(), window=Window(above=-1.0, oversample=1.6))
+    filled = run.fill(2)
+    assert [group.issue.task_id for group in filled.accepted] == ["t0", "t1"]
+    assert [(group.issue.task_id, cause) for group, cause in filled.dropped] == [
+        ("t2", "surplus"),
+        ("t3", "surplus"),
+    ]
+    assert run.counts() == {"ready": 2, "surplus": 2, "issued": 4}
+    assert filled.metrics()["explorer/filtered/surplus"] == 2
+    assert not run.warnings
 
 
 def test_cancelling_gives_the_issues_back(player: tuple[TorchEngine, Renderer]) -> None:

@@ -58,6 +58,8 @@ def tiny(family: str, *, close: bool = False, seed: int = 0) -> Any:
         for part in model.modules():
             if type(part).__name__ in FAMILIES:
                 part.weight.normal_(0, 0.003 if close else 0.5)
+                if hasattr(part, "e_score_correction_bias") and not close:
+                    part.e_score_correction_bias.normal_(0, 0.3)  # affects the choice only
     return model.eval()
 
 
@@ -124,6 +126,26 @@ def test_the_trainer_goes_through_the_recorded_experts(family: str, share: bool,
             full = torch.log_softmax(plain(input_ids=ids[None], use_cache=False).logits[0, :-1], -1)
         expected = full.gather(1, ids[1:, None])[3:, 0].numpy()
         assert np.allclose(batch.annotations["proximal_logp"][span][4:], expected, atol=1e-4)
+
+
+def test_equal_answers_through_different_experts_are_not_shared(tmp_path: Path) -> None:
+    """Two attempts sampled the same tokens; each keeps its own routes, the prompt alone is shared."""
+    store, rng = AttachmentStore(tmp_path), np.random.default_rng(3)
+    ids = [5, 6, 7, 8, *rng.integers(2, VOCABULARY, 6).tolist()]
+    one, other = some_routes(rng, 6), some_routes(rng, 6)
+    found = {}
+    for name, both in (("apart", (one, other)), ("alike", (one, one))):
+        made = [rollout(ids, np.full(6, -1.0, np.float32), r, store, i) for i, r in enumerate(both)]
+        batch = collate([Group("g", IssueKey("g", 1), made)], needs={"routes"}, attachments=store)
+        trainer = Trainer(tiny("Qwen3Moe"), Config(replay_routes=True))
+        trainer.annotate(batch, {"proximal_logp"})
+        first, second = np.split(batch.annotations["proximal_logp"], 2)
+        wanted = batch.train_T > 0
+        plan = trainer._plan(batch, wanted, np.arange(batch.rows))
+        found[name] = (np.abs(first - second)[4:].max(), plan.saved)
+    assert found["apart"][0] > 1e-2
+    assert found["apart"][1] == 4  # the prompt
+    assert found["alike"] == (0, 9)  # all that is fed
 
 
 def test_gradients_reach_the_chosen_experts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ processes, storing in a thread here.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,13 +88,13 @@ class Explorer:
         run: str,
         group: int,
         deterministic: bool,
-        requeue: bool,
+        requeue: Collection[str],
         warn: Warn,
         greedy: bool = False,
         advance: Callable[[int], None] = lambda n: None,
     ) -> None:
         """`games` by task id; `run` enters every seed; `group` rollouts are played per issue; `requeue`: what
-        could not be played is issued once more; `greedy`: the last attempt of each group is the policy's
+        is issued once more (failed, surplus); `greedy`: the last attempt of each group is the policy's
         greedy answer, of role baseline: compared with and never trained.
 
         `advance(n)` is called when n more rollouts have ended (for a progress bar).
@@ -119,11 +120,12 @@ class Explorer:
         rounds = self.config.window.max_rounds if self.config.window else _ROUNDS
         while len(filled.accepted) < prompts and filled.rounds < rounds and not filled.exhausted:
             missing = prompts - len(filled.accepted)
-            keys = await asyncio.to_thread(refill, missing)
+            wanted = math.ceil(missing * (self.config.window.oversample if self.config.window else 1.0))
+            keys = await asyncio.to_thread(refill, wanted)
             filled.exhausted = len(keys) < missing
             if keys:
                 filled.rounds += 1
-                await self._round(step, keys, filled)
+                await self._round(step, prompts, keys, filled)
         self._check_scored(filled)
         if len(filled.accepted) < prompts and not filled.exhausted:
             self.warn("starved", self._starved(step, prompts, filled))
@@ -141,7 +143,7 @@ class Explorer:
             + (f"; {advice}" if self.config.window else "")
         )
 
-    async def _round(self, step: int, keys: Sequence[IssueKey], filled: Filled) -> None:
+    async def _round(self, step: int, prompts: int, keys: Sequence[IssueKey], filled: Filled) -> None:
         """Play `keys`; where order matters, in waves that the engine can hold as one."""
         wave = len(keys)
         if self.deterministic:
@@ -154,21 +156,28 @@ class Explorer:
                 # Nothing of this wave was stored: give it and what was to follow back.
                 await asyncio.shield(asyncio.to_thread(self.ledger.abandon, list(keys[start:])))
                 raise
-            await asyncio.to_thread(self._store, step, groups, filled)
+            await asyncio.to_thread(self._store, step, prompts, groups, filled)
 
-    def _store(self, step: int, played: Sequence[tuple[Group, int]], filled: Filled) -> None:
-        """Accepted groups in one transaction, the others each with what was decided about it."""
+    def _store(self, step: int, prompts: int, played: Sequence[tuple[Group, int]], filled: Filled) -> None:
+        """Accepted groups in one transaction, the others each with what was decided about it. What is
+        accepted beyond `prompts`, in issue order, is surplus: the next step's come from newer weights."""
         accepted: list[Group] = []
         for group, tries in played:
             filled.retried += tries - self.group
             if all(r.termination is Termination.ABORTED for r in group.rollouts):
                 causes = ", ".join(unscored_causes(group.rollouts))
                 self.ledger.fail(group.issue, causes, tries, group=group, step=step)
-                if self.requeue and group.issue.round == 0:
+                if "failed" in self.requeue and group.issue.round == 0:
                     self.ledger.requeue(group.issue)
                 filled.failed += 1
             elif (cause := reject(group, self.config.window)) is None:
-                accepted.append(group)
+                if len(filled.accepted) + len(accepted) < prompts:
+                    accepted.append(group)
+                    continue
+                self.ledger.surplus(group.issue, group, step=step)
+                if "surplus" in self.requeue and group.issue.round == 0:
+                    self.ledger.requeue(group.issue)
+                filled.dropped.append((group, "surplus"))
             else:
                 self.ledger.filtered(group.issue, cause, group=group, step=step)
                 filled.dropped.append((group, cause))

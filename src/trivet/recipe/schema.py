@@ -173,6 +173,9 @@ class Window(Section):
     above: float = Field(default=0.0, description="mean rewards up to this are dropped")
     upto: float = Field(default=1.0, description="mean rewards above this are dropped")
     not_all_equal: bool = Field(default=False, description="drop groups whose rewards are all equal")
+    oversample: float = Field(
+        default=1.0, ge=1, le=8, description="groups sampled a round, as a multiple of those still missing"
+    )
     max_rounds: PositiveInt = Field(
         default=4,
         description="rounds of sampling, the first included, before a step goes on with what it has",

@@ -230,7 +230,7 @@ def _source(
         run=f"{run.seed_name}:{stage.name}",
         group=stage.batch.group,
         deterministic=stage.engine.deterministic is not False,
-        requeue="failed" in run.recipe.buffer.requeue,
+        requeue=run.recipe.buffer.requeue,
         greedy=resolve(stage.algorithm).greedy,
         warn=run.monitor.warn,
     )

@@ -223,7 +223,7 @@ class StageRun:
             if decision.state == "failed":
                 failed += 1
             elif stored:
-                dropped.append((stored[0], decision.cause or ""))
+                dropped.append((stored[0], decision.cause or str(decision.state)))
         return Filled(accepted=lease.groups(), dropped=dropped, failed=failed)
 
     async def train(self, step: int, settings: Stage, experience: Experience) -> dict[str, float]:

@@ -198,7 +198,7 @@ class Trainer:
 
     def _plan(self, batch: Batch, wanted_T: np.ndarray, unit_R: np.ndarray) -> Plan:
         return plan(
-            ids_T=batch.ids_T,
+            ids_T=batch.ids_T if self.replay is None else routed_ids(batch),
             position_T=batch.position_T,
             row_start_R=batch.row_start_R,
             row_length_R=batch.row_length_R,
@@ -403,6 +403,15 @@ class Trainer:
         """Write a Hugging Face directory: weights, configuration, generation settings, tokenizer files."""
         self.model.export(Path(directory), self.source)
         return Path(directory)
+
+
+def routed_ids(batch: Batch) -> np.ndarray:
+    """int32 (_T,): a number for each (token, its routes). Rows that begin with the same tokens share their
+    computation only as far as these went through the same experts."""
+    if batch.routes_T is None:
+        return batch.ids_T
+    key_T = np.concatenate([batch.ids_T[:, None], batch.routes_T.reshape(batch.tokens, -1)], 1)
+    return np.unique(key_T, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
 
 
 class _Terms:
