@@ -3,8 +3,9 @@
     python benchmarks/objectives.py [--rounds 20] [--threads 1]
 
 64 prompts of 6 tokens x 8 answers of 4, random weights: the smallest model in use, where the loss weighs
-most. Timed are `Trainer.update` as a whole and, inside it, all that turns log-probabilities into a loss and its
-derivative (streams, corrections, statistics, autograd); medians of the rounds, after two that warm up.
+most. Timed are `Trainer.update` as a whole and, inside it, all that turns log-probabilities into a loss
+and its derivative (streams, corrections, statistics, autograd); medians of the rounds, after two that
+warm up.
 """
 
 from __future__ import annotations
