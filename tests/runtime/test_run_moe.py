@@ -69,7 +69,15 @@ def test_a_killed_run_goes_on_bit_by_bit(experts: Path, tmp_path: Path) -> None:
     assert weights(one / "rl" / "model") == weights(two / "rl" / "model")
     lines = [line for line in metrics(one) if "train/loss" in line]
     assert len(lines) == 4
-    assert lines[0]["train/pg/abs_log_diff"] < 0.05  # of two updates the first is on-policy
+
+
+def test_one_update_is_on_policy(experts: Path, tmp_path: Path) -> None:
+    """Both in float32: sampler and trainer say the same of every trained token, at each step."""
+    one = {"batch": {"prompts": 8, "group": 2}, "steps": 2}
+    run_recipe(moe(tmp_path, experts, **one), quiet=True)
+    gaps = [line["train/pg/abs_log_diff"] for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4
 
 
 def test_what_does_not_go_together_is_refused(experts: Path, tmp_path: Path) -> None:

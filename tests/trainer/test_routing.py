@@ -16,6 +16,7 @@ from trivet.engine.base import Sampling
 from trivet.engine.torch import TorchEngine
 from trivet.recipe.schema import Trainer as Config
 from trivet.trainer.batch import collate
+from trivet.trainer.critic import ActorCritic
 from trivet.trainer.trainer import Trainer
 from trivet.types import Group, IssueKey, Message, Rollout, Scored, Task, Termination, Trace
 from trivet.weights.moe import FAMILIES, Recorder, Replay, RoutingError
@@ -252,3 +253,32 @@ def test_replay_closes_the_gap_of_a_half_precision_sampler(family: str, tmp_path
         known = batch.sampled_T
         gaps[replay] = float(np.abs(batch.annotations["proximal_logp"] - batch.logprob_T)[known].mean())
     assert gaps[True] < 0.9 * gaps[False], gaps
+
+
+def test_a_copy_of_the_model_chooses_itself(tmp_path: Path) -> None:
+    """The reference is a copy of the policy: nothing of the policy's routing reaches it, nor an engine's."""
+    batch = batch_of(AttachmentStore(tmp_path), some_routes)
+    model = tiny("Qwen3Moe")
+    expected = Trainer(tiny("Qwen3Moe"), Config())
+    expected.annotate(batch, {"ref_logp"})
+    plain = batch.annotations["ref_logp"]
+    trainer = Trainer(model, Config(replay_routes=True))
+    trainer.annotate(batch, {"proximal_logp"})  # routes are laid out when the copy is made
+    trainer.annotate(batch, {"ref_logp"})
+    assert np.allclose(batch.annotations["ref_logp"], plain, atol=1e-5, equal_nan=True)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate.weight.mul_(-1)
+    trainer.annotate(batch, {"ref_logp"})
+    assert np.allclose(batch.annotations["ref_logp"], plain, atol=1e-5, equal_nan=True)
+
+
+def test_a_critic_chooses_its_own_experts() -> None:
+    assert ActorCritic(tiny("Qwen3Moe"), Config(replay_routes=True)).critic.replay is None
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_rounding_that_changes_experts_is_no_fault_of_packing(family: str) -> None:
+    """In bfloat16 a packed forward may choose other experts than the model's own; such models are trained."""
+    for seed in range(4):
+        Trainer(tiny(family, close=True, seed=seed), Config(dtype="bfloat16"))

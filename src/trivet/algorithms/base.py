@@ -426,9 +426,14 @@ class PreparedBatch:
     age_T: np.ndarray | None = None  # int64 staleness in publications, where the current version is known
 
     @property
+    def active_T(self) -> np.ndarray:
+        """bool (_T,): tokens at which a stream of any model has a loss."""
+        return np.any([np.zeros(self.batch.tokens, bool), *(s.active_T for s in self.streams)], axis=0)
+
+    @property
     def empty(self) -> bool:
         """Nothing would change: skip the optimiser's step and count it."""
-        return not any(bool(stream.active_T.any()) for stream in self.streams)
+        return not self.active_T.any()
 
 
 class NothingToTrain(RuntimeError):

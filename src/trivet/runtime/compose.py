@@ -161,11 +161,12 @@ def _trainer(run: Run, stage: Stage, start: Path, games: Games) -> Trainer:
         from trivet.trainer.critic import ActorCritic
 
         make = partial(ActorCritic, critic=_frozen(run, "critic"))
+    needs = frozenset().union(*(algorithm.needs for algorithm in algorithms))
     return make(
         str(start),
         stage.trainer,
-        reference=_frozen(run, "reference") or str(start),
-        teacher=_frozen(run, "teacher"),
+        reference=(_frozen(run, "reference") if "ref_logp" in needs else None) or str(start),
+        teacher=_frozen(run, "teacher") if "teacher_logp" in needs else None,
         device=run.recipe.runtime.device,
         seed=run.recipe.seed,
         micro_tokens=stage.batch.micro_tokens,

@@ -250,10 +250,14 @@ class StageRun:
         begin = time.monotonic()
         needs = self.algorithm.needs | ({"routes"} if self.stage.trainer.replay_routes else set())
         batch = collate(groups, step=step, needs=needs, attachments=self.keeper.attachments)
-        self.trainer.annotate(batch, self.algorithm.annotations(updates))
+        columns, first = self.algorithm.annotations(updates), self.algorithm.credit_needs
+        self.trainer.annotate(batch, columns & first)
         prepared = prepare(batch, self.algorithm, scales=self.scales, **self._ages(batch))
         metrics = {f"train/{name}": value for name, value in prepared.counters.items()}
-        metrics |= joined([self.trainer.update(part, step=step) for part in split(prepared, updates)])
+        parts = split(prepared, updates)
+        for part in parts:  # what only the loss reads: before the weights move, where there is a loss
+            self.trainer.annotate(part.batch, columns - first, only_T=part.active_T)
+        metrics |= joined([self.trainer.update(part, step=step) for part in parts])
         metrics |= self._control(step, metrics)
         metrics["time/train_s"] = time.monotonic() - begin
         return metrics

@@ -107,12 +107,18 @@ def _top_column(
                 offset, own, logprob = (
                     attachments.open(stored[f"top.{k}"]) for k in ("offset", "id", "logprob")
                 )
-                if len(offset) != node.length + 1 or not len(own) == len(logprob) == int(offset[-1]):
+                own_T, fits = np.diff(offset.astype(np.int64)), len(offset) == node.length + 1
+                if not fits or own_T.min() < 0 or not own_T.sum() == len(own) == len(logprob):
                     raise AlgorithmError(
                         f"rollout {rollout.id or rollout.attempt!r}: the stored top entries of node "
                         f"{index} do not fit its {node.length} tokens; take its issue out with fail()"
                     )
-                count_T[start:stop] = np.diff(offset.astype(np.int64))
+                if not np.isfinite(logprob).all():
+                    raise AlgorithmError(
+                        f"rollout {rollout.id or rollout.attempt!r}: stored top log-probabilities of node "
+                        f"{index} are not finite numbers; take its issue out with fail()"
+                    )
+                count_T[start:stop] = own_T
                 ids.append(own.astype(np.int32))
                 logprobs.append(logprob.astype(np.float32))
             start = stop

@@ -23,14 +23,15 @@ _PREFIX = "critic."  # of the critic's tensors in the optimiser's file of a chec
 class Critic(ScalarTrainer):
     """value_T: at token t the estimate of the state before it, a linear read-out of its last hidden state."""
 
-    def value(self, batch: Batch) -> np.ndarray:
-        """float32 (_T,) at trained tokens, NaN elsewhere, under the current weights."""
-        return self._logprobs(self.model, batch)
+    def value(self, batch: Batch, only_T: np.ndarray | None = None) -> np.ndarray:
+        """float32 (_T,) at trained tokens (of `only_T`), NaN elsewhere, under the current weights."""
+        return self._logprobs(self.model, batch, only_T)
 
 
 def critic_config(config: Config) -> Config:
-    """The trainer's settings as the critic takes them: its own learning rate, all of it trained."""
-    own = {"lr": config.critic_lr or config.lr, "trainable": [], "frozen": []}
+    """The trainer's settings as the critic takes them: its own learning rate, all of it trained; the routes
+    are the policy's and not its own."""
+    own = {"lr": config.critic_lr or config.lr, "trainable": [], "frozen": [], "replay_routes": False}
     return config.model_copy(update=own)
 
 
@@ -77,13 +78,15 @@ class ActorCritic(Trainer):
         super().close()
         self.critic.close()
 
-    def annotate(self, batch: Batch, needs: Iterable[str]) -> dict[str, float]:
+    def annotate(
+        self, batch: Batch, needs: Iterable[str], *, only_T: np.ndarray | None = None
+    ) -> dict[str, float]:
         """As `Trainer.annotate`, and `value`: the critic's estimate of the state before a trained token."""
         begin = time.perf_counter()
         needs = set(needs)
-        out = super().annotate(batch, needs - {"value"})
+        out = super().annotate(batch, needs - {"value"}, only_T=only_T)
         if "value" in needs:
-            batch.annotations["value"] = self.critic.value(batch)
+            batch.annotations["value"] = self.critic.value(batch, only_T)
             out["train/annotate_s"] = time.perf_counter() - begin
         return out
 

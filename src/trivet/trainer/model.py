@@ -18,6 +18,7 @@ from trivet.trainer import attention, fast
 from trivet.trainer.attention import AttentionPlan
 from trivet.trainer.head import Head
 from trivet.trainer.packing import MicroBatch, plan
+from trivet.weights import moe
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
@@ -136,19 +137,20 @@ class PackedModel:
     def _prove(self) -> None:
         """Packed rows that share and rows side by side give the logits of the model's own forward.
 
-        In float32 first, whatever the training's precision: bfloat16's bound is too wide to tell.
+        In float32 first, whatever the training's precision: bfloat16's bound is too wide to tell. A mixture
+        of experts goes in bfloat16 through those of its own forward: another choice is a rounding's work.
         """
         vocabulary = len(self.head.weight)
         ids = np.random.default_rng(0).integers(0, vocabulary, 24)
         rows = [ids[:9], np.r_[ids[:5], ids[9:14]], np.r_[ids[:7], ids[14:17]], ids[17:24]]
-        own = self._own_logits(rows)
+        own, routes = self._own_logits(rows)
         self.module.set_attn_implementation(attention.NAME)
         start = np.cumsum([0, *map(len, rows)])
         flat, position = np.concatenate(rows), np.concatenate([np.arange(len(r)) for r in rows])
         expected = torch.cat([logits_T[:-1] for logits_T in own])
         for half in (False, True) if self.half else (False,):
             for share in (True, False):
-                logits = self._packed_logits(flat, position, start, half, share)
+                logits = self._packed_logits(flat, position, start, half, share, routes if half else None)
                 gap = float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
                 if not gap < (0.1 if half else 1e-3):
                     raise self._differs(gap)
@@ -163,9 +165,16 @@ class PackedModel:
 
     @torch.no_grad()
     def _packed_logits(
-        self, flat: np.ndarray, position: np.ndarray, start: np.ndarray, half: bool, share: bool
+        self,
+        flat: np.ndarray,
+        position: np.ndarray,
+        start: np.ndarray,
+        half: bool,
+        share: bool,
+        routes: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Logits (_N, _V) float64 that predict tokens 1.. of each row; rows begin at `start` (_R + 1,)."""
+        """Logits (_N, _V) float64 that predict tokens 1.. of each row; rows begin at `start` (_R + 1,).
+        `routes`: experts to go through, as in `moe.Replay`."""
         grid = plan(
             ids_T=flat,
             position_T=position,
@@ -177,22 +186,31 @@ class PackedModel:
             share_prefix=share,
         )
         (micro,) = grid.micro
+        at = torch.from_numpy(micro.token_P).to(self.device)
+        replay = None if routes is None else moe.Replay(self.module, routes[at])
         hidden = self.forward(*self.tokens(micro, flat, position), half=half)
+        if replay is not None:
+            replay.remove()
         picked = hidden[torch.from_numpy(micro.source_N).to(self.device)]
         weight, bias = self.head.weight, self.head.bias
         return nn.functional.linear(picked.to(weight.dtype), weight, bias).double().cpu()
 
     @torch.no_grad()
-    def _own_logits(self, rows: list[np.ndarray]) -> list[torch.Tensor]:
+    def _own_logits(self, rows: list[np.ndarray]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Logits of the model's own forward, row by row, and the experts it chose where it is known to."""
         own = self.eager if self.eager != attention.NAME else "sdpa"
         self.module.set_attn_implementation(own)
-        return [
-            self.module(input_ids=torch.from_numpy(row)[None].to(self.device), use_cache=False)
-            .logits[0]
-            .double()
-            .cpu()
-            for row in rows
-        ]
+        recorder = moe.Recorder(self.module) if moe.known(self.module) else None
+        logits, routes = [], []
+        for row in rows:
+            ids = torch.from_numpy(row)[None].to(self.device)
+            logits.append(self.module(input_ids=ids, use_cache=False).logits[0].double().cpu())
+            if recorder is not None:
+                routes.append(recorder.take())
+        if recorder is None:
+            return logits, None
+        recorder.remove()
+        return logits, torch.cat(routes)
 
     def export(self, directory: Path, source: Path | None) -> None:
         """Write a Hugging Face directory: weights, configuration, and the tokenizer's files from `source`.

@@ -20,6 +20,7 @@ from trivet.trainer import optim
 from trivet.trainer.head import Positions, Read, Slopes
 from trivet.trainer.model import PackedModel, load
 from trivet.trainer.packing import MicroBatch, Plan, plan
+from trivet.trainer.vocabulary import check_vocabulary
 from trivet.weights.moe import Replay
 
 ANNOTATIONS = frozenset({"proximal_logp", "ref_logp", "teacher_logp"})
@@ -46,8 +47,8 @@ class Trainer:
 
     `model`: Hugging Face directory or name, or a loaded model (which is then trained in place). `reference`:
     the frozen copy `ref_logp` is computed with (default: `model` as it was handed over), `teacher`: the one
-    of `teacher_logp`. `total_steps`: updates of the stage, for schedules that end. It trains the streams
-    whose model is `trains`.
+    of `teacher_logp`; ModelError where token ids would mean other things to them. `total_steps`: updates of
+    the stage, for schedules that end. It trains the streams whose model is `trains`.
     """
 
     trains: ClassVar[Model] = "policy"
@@ -85,6 +86,9 @@ class Trainer:
         self.optimiser = optim.adamw(module, config)
         self.updates = 0  # optimiser updates that took place
         self.bad_updates = 0  # in a row
+        for name, other in (("reference", reference), ("teacher", teacher)):
+            if other is not None and other != model:
+                check_vocabulary(name, other, model, len(module.get_input_embeddings().weight))
         self._sources = {
             "ref_logp": reference if reference is not None else model,
             "teacher_logp": teacher,
@@ -123,11 +127,14 @@ class Trainer:
     # -- annotations -----------------------------------------------------------------------------
 
     @_subnormals_flushed()
-    def annotate(self, batch: Batch, needs: Iterable[str]) -> dict[str, float]:
+    def annotate(
+        self, batch: Batch, needs: Iterable[str], *, only_T: np.ndarray | None = None
+    ) -> dict[str, float]:
         """Add the asked-for columns to `batch.annotations`; float32 (_T,), NaN where nothing is trained.
 
         `proximal_logp`: log-probabilities under the current weights, `ref_logp`: under the reference,
-        `teacher_logp`: under the teacher.
+        `teacher_logp`: under the teacher; the frozen models' are left as they are where they are stored
+        already. `only_T`, bool: the tokens that matter; rows that have none are not forwarded.
         """
         wanted = sorted(needs)
         unknown = sorted(set(wanted) - ANNOTATIONS)
@@ -135,13 +142,14 @@ class Trainer:
             raise ValueError(f"the trainer cannot compute {unknown}; it computes {sorted(ANNOTATIONS)}")
         begin = time.perf_counter()
         for name in wanted:
-            model = self.model if name == "proximal_logp" else self._frozen_model(name)
-            batch.annotations[name] = self._logprobs(model, batch)
+            if name == "proximal_logp":
+                batch.annotations[name] = self._logprobs(self.model, batch, only_T)
+            elif name not in batch.annotations:
+                batch.annotations[name] = self._logprobs(self._frozen_model(name), batch, only_T)
         return {"train/annotate_s": time.perf_counter() - begin} if wanted else {}
 
     def _frozen_model(self, name: str) -> PackedModel:
-        """The model of an annotation, loaded when it is first asked for. Raises ValueError when there is
-        none, and when its vocabulary is another."""
+        """The model of an annotation, loaded when it is first asked for. ValueError when there is none."""
         if name not in self._frozen:
             source = self._sources[name]
             if source is None:
@@ -157,18 +165,13 @@ class Trainer:
             module.requires_grad_(False)
             for parameter in module.parameters():
                 parameter.grad = None  # copied along
-            frozen = PackedModel(module, dtype=self.config.dtype, chunk=self.config.head_chunk)
-            own, other = len(self.model.head.weight), len(frozen.head.weight)
-            if own != other:
-                raise ValueError(
-                    f"the model of {name} knows {other} symbols, the policy {own}: token ids would mean "
-                    "other things to it; take one with the policy's tokenizer"
-                )
-            self._frozen[name] = frozen
+            options: dict[str, Any] = {"dtype": self.config.dtype, "chunk": self.config.head_chunk}
+            self._frozen[name] = PackedModel(module, **options)
         return self._frozen[name]
 
-    def _logprobs(self, model: PackedModel, batch: Batch) -> np.ndarray:
+    def _logprobs(self, model: PackedModel, batch: Batch, only_T: np.ndarray | None = None) -> np.ndarray:
         wanted = (batch.train_T > 0) & (batch.position_T > 0)
+        wanted = wanted if only_T is None else wanted & only_T
         grid = self._plan(batch, wanted, np.arange(batch.rows))
         out = np.full(batch.tokens, np.nan, np.float32)
         with torch.no_grad():
@@ -228,6 +231,11 @@ class Trainer:
         offset_N1 = np.concatenate([[0], np.cumsum(count_N)])
         index_E = np.repeat(batch.top.offset_T1[micro.target_N] - offset_N1[:-1], count_N)
         ids = batch.top.id_E[index_E + np.arange(int(offset_N1[-1]))].astype(np.int64)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < len(self.model.head.weight):
+            raise ValueError(
+                f"the sampler's top entries name token {ids.max() if ids.min() >= 0 else ids.min()}, and the "
+                f"policy knows {len(self.model.head.weight)}: they were stored by another model's engine"
+            )
         return offset_N1, torch.from_numpy(ids).to(self.device)
 
     # -- update ----------------------------------------------------------------------------------

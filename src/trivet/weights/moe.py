@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,14 +46,19 @@ FAMILIES: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] =
 """Router class of transformers -> weights of chosen experts from (router, logits, experts)."""
 
 
+def known(module: nn.Module) -> bool:
+    """It has routers of a known family."""
+    return any(type(part).__name__ in FAMILIES for part in module.modules())
+
+
 def routers(module: nn.Module) -> list[Any]:
     """The model's routers, layer after layer. Raises RoutingError where none of a known family is found."""
     found = [part for part in module.modules() if type(part).__name__ in FAMILIES]
     if not found:
-        known = ", ".join(sorted(name.partition("Top")[0] for name in FAMILIES))
+        names = ", ".join(sorted(name.partition("Top")[0] for name in FAMILIES))
         raise RoutingError(
             f"{type(module).__name__} has no router whose routes can be recorded and replayed; known "
-            f"families: {known}"
+            f"families: {names}"
         )
     return found
 
@@ -64,8 +69,10 @@ class Recorder:
     def __init__(self, module: nn.Module) -> None:
         self._chosen: dict[int, torch.Tensor] = {}
         self.routers = routers(module)
-        for layer, router in enumerate(self.routers):
+        self._hooks = [
             router.register_forward_hook(lambda _m, _i, out, layer=layer: self._keep(layer, out[2]))
+            for layer, router in enumerate(self.routers)
+        ]
 
     def _keep(self, layer: int, experts: torch.Tensor) -> None:
         self._chosen[layer] = experts.detach()
@@ -73,8 +80,33 @@ class Recorder:
     def take(self) -> torch.Tensor:
         return torch.stack([self._chosen[layer] for layer in range(len(self.routers))], 1)
 
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
 
 @dataclass
+class _Laid:
+    """Routes laid out for the next forward of one model. A copy of the model starts with none."""
+
+    routes: torch.Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Laid:
+        return _Laid()
+
+
+def _replayed(router: Any, hidden: torch.Tensor) -> Any:
+    """The router's own forward with recorded experts in the place of its choice. Nothing of the model is held
+    in a closure: in a copy of the model it reads the copy's weights."""
+    logits, weights, experts = type(router).forward(router, hidden)
+    laid, layer = router.trivet_routes
+    if laid.routes is None:
+        return logits, weights, experts
+    recorded = laid.routes[:, layer]
+    chosen = torch.where(recorded[:, :1] >= 0, recorded, experts)
+    return logits, FAMILIES[type(router).__name__](router, logits, chosen).to(weights.dtype), chosen
+
+
 class Replay:
     """Puts recorded choices in the place of the routers' own; the weights stay the routers' own.
 
@@ -82,27 +114,29 @@ class Replay:
     chooses itself); None: all choose themselves.
     """
 
-    module: nn.Module
-    routes: torch.Tensor | None = None
-    found: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.found = routers(self.module)
+    def __init__(self, module: nn.Module, routes: torch.Tensor | None = None) -> None:
+        self.found, self._laid = routers(module), _Laid(routes)
+        self._before = [dict(vars(router)) for router in self.found]
         for layer, router in enumerate(self.found):
             self._check(router)
-            own = router.forward
-            router.forward = types.MethodType(self._wrapped(layer, own), router)
+            router.trivet_routes = (self._laid, layer)
+            router.forward = types.MethodType(_replayed, router)
 
-    def _wrapped(self, layer: int, own: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
-        def forward(router: Any, hidden: torch.Tensor) -> Any:
-            logits, weights, experts = own(hidden)
-            if self.routes is None:
-                return logits, weights, experts
-            recorded = self.routes[:, layer]
-            chosen = torch.where(recorded[:, :1] >= 0, recorded, experts)
-            return logits, FAMILIES[type(router).__name__](router, logits, chosen).to(weights.dtype), chosen
+    @property
+    def routes(self) -> torch.Tensor | None:
+        return self._laid.routes
 
-        return forward
+    @routes.setter
+    def routes(self, routes: torch.Tensor | None) -> None:
+        self._laid.routes = routes
+
+    def remove(self) -> None:
+        """The routers as they were."""
+        for router, before in zip(self.found, self._before, strict=True):
+            for name in ("forward", "trivet_routes"):
+                vars(router).pop(name, None)
+                if name in before:
+                    vars(router)[name] = before[name]
 
     @torch.no_grad()
     def _check(self, router: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -36,20 +36,43 @@ def _with_task(batch: Batch, own_T: np.ndarray, task: PartSpec | None, weight: f
     return own_T + weight * np.nan_to_num(advantage)
 
 
+@dataclass(frozen=True)
+class _Taught:
+    """Credit of a teacher, with what the task's own credit asks for."""
+
+    task: PartSpec | None = None
+    task_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """A wrong name or option is found when the recipe is read. Raises AlgorithmError."""
+        if self.task is not None:
+            make_part("credit", self.task)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        own = frozenset({"teacher_logp"})
+        return own if self.task is None else own | make_part("credit", self.task).needs
+
+    @property
+    def group_min(self) -> int:
+        return 1 if self.task is None else make_part("credit", self.task).traits.get("group_min", 1)
+
+    @property
+    def greedy(self) -> bool:
+        return self.task is not None and make_part("credit", self.task).traits.get("greedy", False)
+
+
 @register_credit("reverse_kl")
 @dataclass(frozen=True)
-class ReverseKL:
+class ReverseKL(_Taught):
     """A_t = log teacher(t) - log mu(t): the negative reverse KL's estimate at the sampled token.
 
     The policy gradient with it is that of -KL(pi || teacher) per token, up to a baseline of mean zero, on the
     policy's own answers. Source: on-policy distillation (Agarwal et al. 2024, "On-policy distillation of
     language models", with their reverse divergence; Gu et al. 2024, "MiniLLM"). No reward is needed; `task`,
-    a credit of its own, adds what the verifier says, `task_weight` times.
+    a credit of its own, adds what the verifier says, `task_weight` times. Needs `teacher_logp` and what
+    `task` needs.
     """
-
-    task: PartSpec | None = None
-    task_weight: float = 1.0
-    needs: ClassVar[frozenset[str]] = frozenset({"teacher_logp"})
 
     def __call__(self, batch: Batch) -> np.ndarray:
         """(_T,); NaN where nothing was sampled. The teacher judges aborted rollouts too; masks drop them."""
@@ -58,7 +81,7 @@ class ReverseKL:
 
 @register_credit("jsd")
 @dataclass(frozen=True)
-class JSD:
+class JSD(_Taught):
     """A_t = (1 - beta) log(beta r_t + 1 - beta), r_t = teacher(t) / mu(t).
 
     The exact policy gradient of the generalised Jensen-Shannon divergence of GKD (Agarwal et al. 2024),
@@ -67,12 +90,10 @@ class JSD:
     E_pi (f(r) - r f'(r)) grad log pi, and f - r f' = -(1 - beta) log m'. Small `beta` is close to the forward
     KL (covers the teacher), large to the reverse KL (seeks its mode); a token the teacher finds impossible
     costs at most (1 - beta) log(1 - beta), where the reverse KL's cost has no bound. `task`: see reverse_kl.
+    Needs `teacher_logp` and what `task` needs.
     """
 
     beta: Share = 0.5
-    task: PartSpec | None = None
-    task_weight: float = 1.0
-    needs: ClassVar[frozenset[str]] = frozenset({"teacher_logp"})
 
     def __call__(self, batch: Batch) -> np.ndarray:
         """(_T,); NaN where nothing was sampled."""
