@@ -64,6 +64,18 @@ def test_jsd_is_the_gradient_of_the_divergence(beta):
     assert torch.allclose(got, expected, atol=1e-14)
 
 
+def test_what_the_task_asks_for_is_asked_for():
+    """A credit inside a credit: what it needs, and the smallest group it makes sense for, are known at plan
+    time."""
+    for name in ("on_policy_distillation", "jsd"):
+        assert resolve({"kind": name, "task": "gae"}).credit_needs == {"teacher_logp", "value"}
+        grouped = resolve({"kind": name, "task": "mean_only"})
+        assert (grouped.group_min, grouped.greedy) == (2, False)
+        assert resolve({"kind": name, "task": "remax"}).greedy
+        with pytest.raises(AlgorithmError, match="unknown credit 'mean_onyl'; did you mean 'mean_only'"):
+            resolve({"kind": name, "task": "mean_onyl"})
+
+
 def test_algorithms_need_a_teacher(batch_of):
     for name in ("on_policy_distillation", "jsd"):
         algorithm = resolve(name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.runtime.support import TINY, killed_at, metrics, numbers, recipe, weights
@@ -14,6 +16,7 @@ from trivet.recipe import RecipeError
 from trivet.recipe.schema import TinyModel
 from trivet.render.tiny import make_tiny
 from trivet.runtime import run_recipe
+from trivet.trainer import Trainer
 
 
 def distil(folder: Path, teacher: Path | None, *overrides: str, **more: Any) -> Any:
@@ -66,8 +69,16 @@ def test_without_a_teacher_it_is_refused(tmp_path: Path) -> None:
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     other = make_tiny(TinyModel(**(TINY | {"alphabet": "0123456789+="})), tmp_path / "other")
-    with pytest.raises(ValueError, match=r"teacher_logp knows \d+ symbols"):
+    with pytest.raises(ValueError, match="the teacher has another tokenizer"):
         run_recipe(distil(tmp_path, other), quiet=True)
+    with sqlite3.connect(tmp_path / "run" / "ledger.sqlite") as ledger:  # before anything is sampled
+        assert ledger.execute("select count(*) from issues").fetchone() == (0,)
+
+
+def test_a_teacher_of_another_stage_is_not_looked_at(tmp_path: Path) -> None:
+    other = make_tiny(TinyModel(**(TINY | {"alphabet": "0123456789+="})), tmp_path / "other")
+    run = distil(tmp_path, other, algorithm="grpo", batch={"prompts": 8, "group": 2}, steps=1)
+    assert run_recipe(run, quiet=True)
 
 
 def test_a_reference_from_elsewhere(tmp_path: Path) -> None:
@@ -83,3 +94,48 @@ def test_a_reference_from_elsewhere(tmp_path: Path) -> None:
         found[name] = next(line for line in metrics(tmp_path / name / "run") if "train/kl/loss" in line)
     assert abs(found["start"]["train/kl/loss"]) < 1e-6
     assert found["other"]["train/kl/loss"] > 1e-4, json.dumps(found["other"])
+
+
+def regularised(folder: Path, **stage: Any) -> Any:
+    algorithm = {"kind": "grpo", "kl": "k3", "kl_weight": 0.1, "clip": 0.2}
+    batch = {"prompts": 8, "group": 2, "updates_per_batch": 2}
+    return distil(folder, None, algorithm=algorithm, batch=batch, **stage)
+
+
+def test_the_reference_stays_the_start_when_a_run_goes_on(tmp_path: Path) -> None:
+    """A frozen copy taken from the checkpoint instead would make the distance 0 again."""
+    run_recipe(regularised(tmp_path / "whole"), quiet=True)
+    with killed_at(5):
+        run_recipe(regularised(tmp_path / "cut"), quiet=True)
+    run_recipe(regularised(tmp_path / "cut"), quiet=True)
+    one, two = tmp_path / "whole" / "run", tmp_path / "cut" / "run"
+    assert numbers(one) == numbers(two)
+    assert weights(one / "rl" / "model") == weights(two / "rl" / "model")
+    assert [line for line in metrics(two) if "train/kl/loss" in line][-1]["train/kl/loss"] > 1e-5
+
+
+def test_rows_without_a_loss_are_not_annotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of equal rewards have none; with them annotated too a run learns the same."""
+    annotate, dead = Trainer.annotate, []
+
+    def all_of_it(self: Trainer, batch: Any, needs: Any, *, only_T: Any = None) -> dict[str, float]:
+        return annotate(self, batch, needs)
+
+    def watched(self: Trainer, batch: Any, needs: Any, *, only_T: Any = None) -> dict[str, float]:
+        out = annotate(self, batch, needs, only_T=only_T)
+        if needs:
+            known_T = np.isfinite(batch.annotations["proximal_logp"])
+            assert (known_T == only_T).all()
+            dead.append(int(((batch.train_T > 0) & ~known_T).sum()))
+        return out
+
+    found = []
+    for name, method in (("all", all_of_it), ("some", watched)):
+        monkeypatch.setattr(Trainer, "annotate", method)
+        algorithm = {"kind": "grpo", "clip": 0.2}
+        batch = {"prompts": 8, "group": 2, "updates_per_batch": 2}
+        run_recipe(distil(tmp_path / name, None, algorithm=algorithm, batch=batch, steps=3), quiet=True)
+        found.append([line["train/grad_norm"] for line in metrics(tmp_path / name / "run") if "step" in line])
+    assert len(dead) == 6
+    assert sum(dead) > 0
+    assert found[0] == pytest.approx(found[1], rel=1e-4)

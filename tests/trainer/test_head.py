@@ -117,6 +117,30 @@ def test_bfloat16_products_stay_close() -> None:
     assert (exact - rough).abs().max() < 0.1
 
 
+def test_entries_in_bfloat16_products() -> None:
+    """Values and all gradients near those of float32 products: what is scattered is not lost in rounding."""
+    hidden, weight, b, at = setup(torch.float32)
+    g = torch.Generator().manual_seed(5)
+    offset = np.arange(0, 3 * TRAINED + 1, 3)
+    ids = torch.cat([torch.randperm(VOCABULARY, generator=g)[:3] for _ in range(TRAINED)])
+    at = Positions(at.source_N, at.target_N, at.temperature_N, (offset, ids))
+    pull = torch.randn(len(ids), generator=g)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        weight.grad = b.grad = None  # type: ignore[union-attr]
+        head = Head(weight, b, 4, dtype)
+        top = head.logprobs(hidden.detach(), at).top
+        d_hidden = head.backward(
+            hidden.detach(),
+            at,
+            lambda part, read: Slopes(torch.ones_like(read.logp), None, pull[3 * part.start : 3 * part.stop]),
+        )
+        found.append([top, d_hidden, weight.grad, b.grad])  # type: ignore[union-attr]
+    for exact, rough in zip(*found, strict=True):
+        assert rough.dtype == torch.float32
+        assert 0 < (exact - rough).abs().max() < 0.03 * exact.abs().max()
+
+
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

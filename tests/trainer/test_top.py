@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trivet.algorithms import AlgorithmError, prepare, resolve
+from trivet.algorithms import AlgorithmError, ObjectiveInputs, prepare, register_correction, resolve
 from trivet.buffer import AttachmentStore
 from trivet.recipe.schema import Trainer as Config
 from trivet.trainer.batch import collate, split
@@ -79,16 +79,25 @@ def test_none_stored_is_refused(tools: Any, tmp_path: Path) -> None:
     assert collate([group]).top is None
 
 
+@register_correction("test_top_unit", level="unit", unit="rollout")
+def halved(x: ObjectiveInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """1/2 for every token; sees whole rollouts."""
+    return torch.full_like(x.logp_P, 0.5).detach(), {}
+
+
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("micro", [14, 4096])
+@pytest.mark.parametrize("whole", [False, True])
 def test_update_equals_a_plain_reference(
-    groups: Any, tools: Any, share: bool, micro: int, monkeypatch: pytest.MonkeyPatch
+    groups: Any, tools: Any, share: bool, micro: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gradients of the whole trainer against autograd over padded rows, whatever the cut."""
+    """Gradients of the whole trainer against autograd over padded rows, whatever the cut. `whole`: with a
+    correction over units, for which the micro-batch's log-probabilities are read before any gradient."""
     made, store = groups
     model = tools.tiny_model()
     batch = collate(made, needs={"top"}, attachments=store)
-    prepared = prepare(batch, resolve({"kind": "score_centering", "tis": None}))
+    more = {"corrections": ["test_top_unit"]} if whole else {}
+    prepared = prepare(batch, resolve({"kind": "score_centering", "tis": None, **more}))
     stream, top = prepared.streams[0], batch.top
     assert top is not None
     loss = torch.zeros((), dtype=torch.float64)
@@ -105,7 +114,8 @@ def test_update_equals_a_plain_reference(
             if span.stop > span.start:
                 q = torch.softmax(torch.from_numpy(top.logprob_E[span]).double(), -1)
                 score = score - (q * full[i - 1, torch.from_numpy(top.id_E[span].astype(np.int64))]).sum()
-            loss = loss - float(stream.weight_T[t]) * float(stream.columns["advantage"][t]) * score
+            weight = float(stream.weight_T[t]) * (0.5 if whole else 1.0)
+            loss = loss - weight * float(stream.columns["advantage"][t]) * score
     expected = dict(
         zip(dict(model.named_parameters()), torch.autograd.grad(loss, list(model.parameters())), strict=True)
     )
@@ -120,6 +130,50 @@ def test_update_equals_a_plain_reference(
     assert metrics["train/loss"] == pytest.approx(float(loss.detach()), rel=1e-6)
     for name, e in expected.items():
         assert torch.allclose(grads[name], e, atol=1e-9), name
+
+
+def test_rollouts_that_lack_them_are_counted(groups: Any, tools: Any) -> None:
+    """The second group was sampled without: its tokens are trained, not centred."""
+    made, store = groups
+    bare = tools.rl_group(1, [8, 9, 10, 11], [[17, 18, 19, 20], [21]], [1.0, 0.0])
+    batch = collate([made[0], bare], needs={"top"}, attachments=store)
+    assert batch.top is not None
+    assert batch.slice_groups(1, 2).top.offset_T1.tolist() == [0] * 14  # type: ignore[union-attr]
+    prepared = prepare(batch, resolve("score_centering"))
+    metrics = Trainer(tools.tiny_model(), Config()).update(prepared, step=1)
+    none = np.diff(batch.top.offset_T1)[prepared.trained_T] == 0
+    assert none.sum() >= 5
+    assert metrics["train/pg/uncentred"] == pytest.approx(none.mean())
+
+
+def test_damaged_entries_are_refused(tools: Any, tmp_path: Path) -> None:
+    store = AttachmentStore(tmp_path)
+    for offset, logprob, match in (
+        ([0, 1, 2], [-0.5, np.nan], "not finite"),
+        ([0, 1], [-0.5], "do not fit its 2 tokens"),
+        ([0, 2, 1], [-0.5], "do not fit its 2 tokens"),
+        ([0, 1, 2], [-0.5], "do not fit its 2 tokens"),
+    ):
+        group = tools.rl_group(0, [3, 4], [[5, 6]], [1.0])
+        trace = group.rollouts[0].trace
+        arrays = {
+            "offset": np.asarray(offset, np.uint32),
+            "id": np.arange(len(logprob), dtype=np.uint32),
+            "logprob": np.asarray(logprob, np.float16),
+        }
+        for kind, array in arrays.items():
+            trace.attach(1, store.put(array, f"top.{kind}", 0, 2))
+        with pytest.raises(AlgorithmError, match=match):
+            collate([group], needs={"top"}, attachments=store)
+
+
+def test_entries_of_another_vocabulary_are_refused(groups: Any, tools: Any) -> None:
+    made, store = groups
+    prepared = prepare(collate(made, needs={"top"}, attachments=store), resolve("score_centering"))
+    assert prepared.batch.top is not None
+    prepared.batch.top.id_E[:] = VOCABULARY
+    with pytest.raises(ValueError, match="name token 61, and the policy knows 61"):
+        Trainer(tools.tiny_model(), Config()).update(prepared, step=1)
 
 
 def test_split_updates_keep_their_entries(groups: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -247,9 +248,44 @@ def test_annotations(tools: Any) -> None:
     assert np.isnan(first["ref_logp"][~wanted]).all()
     for part in split(prepared, 2):
         trainer.update(part, step=1)
+    del batch.annotations["ref_logp"]  # a stored one would stay
     trainer.annotate(batch, {"proximal_logp", "ref_logp"})
     assert np.array_equal(batch.annotations["ref_logp"], first["ref_logp"], equal_nan=True)
     assert np.abs(batch.annotations["proximal_logp"] - first["proximal_logp"])[wanted].max() > 0.01
+
+
+def test_annotations_of_some_tokens(tools: Any) -> None:
+    """`only_T`: the same numbers there, NaN elsewhere, and the other rows are not forwarded."""
+    trainer = Trainer(tools.tiny_model(), Config(share_prefix=False), device="cpu")
+    batch = tools.make_prepared(tools.random_groups(2, 3)).batch
+    trainer.annotate(batch, {"proximal_logp"})
+    whole = batch.annotations["proximal_logp"]
+    only_T = (batch.row_T == 1) | ((batch.row_T == 4) & (batch.position_T < 12))
+    seen: list[int] = []
+    forward = trainer.model.forward
+
+    def counting(ids: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        seen.append(len(ids))
+        return forward(ids, *rest, **more)
+
+    with mock.patch.object(trainer.model, "forward", counting):
+        trainer.annotate(batch, {"proximal_logp"}, only_T=only_T)
+    part, wanted_T = batch.annotations["proximal_logp"], only_T & (batch.train_T > 0)
+    assert np.allclose(part[wanted_T], whole[wanted_T], rtol=0, atol=1e-6)
+    assert np.isnan(part[~wanted_T]).all()
+    last_R = [int(batch.position_T[wanted_T & (batch.row_T == r)].max()) for r in (1, 4)]
+    assert sum(seen) == sum(last_R)  # fed are the tokens before the last one that is wanted
+
+
+def test_a_stored_reference_is_used(tools: Any) -> None:
+    """What is there already is not computed again: no frozen copy is made."""
+    trainer = Trainer(tools.tiny_model(), Config(), device="cpu")
+    batch = tools.make_prepared(tools.random_groups()).batch
+    stored = np.full(batch.tokens, -2.5, np.float32)
+    batch.annotations["ref_logp"] = stored
+    trainer.annotate(batch, {"ref_logp", "proximal_logp"})
+    assert batch.annotations["ref_logp"] is stored
+    assert not trainer._frozen
 
 
 def test_reference_must_not_be_trained_weights(tools: Any) -> None:
