@@ -95,6 +95,22 @@ def test_geometric_mask_by_hand():
     assert factor == pytest.approx([1, 1, 0, 0, 0, 1, 1])
 
 
+def test_a_token_without_a_sampler_counts_as_on_policy():
+    """NaN: nobody said how likely it was. Its factor is 1, and it moves no ratio and no mean of its unit."""
+    for correction in (TokenTIS(), IcePop()):
+        x = inputs([1.5, 1.5])
+        x.behaviour_P[1] = math.nan
+        assert run(correction, x)[0] == pytest.approx([1.5, 1.0])
+    x = inputs([1.5, 1.7])
+    x.behaviour_P[1] = math.nan
+    assert run(SequenceTIS(), x)[0] == pytest.approx([1.5, 1.5])
+    assert run(SequenceMIS(), x)[0] == pytest.approx([1.5, 1.5])
+    # sqrt(1.5 * 1) = 1.2247
+    factor, stats = run(GeometricMask((0.5, 1.3)), x)
+    assert factor == [1.0, 1.0]
+    assert stats["geometric_ratio"] == pytest.approx(math.sqrt(1.5))
+
+
 ALL = [TokenTIS(), IcePop(), SequenceTIS(), SequenceMIS(), SequenceMIS(veto=None), GeometricMask()]
 
 
