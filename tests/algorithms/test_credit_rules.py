@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trivet.algorithms import AlgorithmError, make_part, prepare, resolve
+from trivet.algorithms import AlgorithmError, make_part, prepare, resolve, stream_loss
 from trivet.algorithms.base import Batch
 from trivet.algorithms.credit import (
     OPMD,
@@ -375,7 +375,23 @@ def test_the_algorithm_is_its_parts_and_each_can_be_replaced(kind):
     assert algorithm.credit is not None
     assert (algorithm.credit.name, algorithm.streams[0].aggregation.name) == KINDS[kind]
     changed = resolve({"kind": kind, "credit": "mean_only", "aggregation": "sequence_mean", "tis": None})
-    assert [p.name for p in changed.parts] == ["mean_only", "sequence_mean", "ppo_clip"]
+    objective = "rec" if kind in ("opmd", "asymre") else "ppo_clip"
+    assert [p.name for p in changed.parts] == ["mean_only", "sequence_mean", objective]
+
+
+@pytest.mark.parametrize("kind", ["opmd", "asymre"])
+def test_no_ratio_enters_the_gradient(make_rollout, make_group, kind):
+    """-w A log pi, wherever the policy has moved from its sampler: d / d log pi = -w A exactly."""
+    torch = pytest.importorskip("torch")
+    rollouts = [make_rollout(r, (3,), attempt=i) for i, r in enumerate([1.0, 0.0])]
+    prepared = prepare(collate([make_group("g", rollouts)]), resolve(kind))
+    (stream,) = prepared.streams
+    index = np.flatnonzero(stream.active_T)
+    moved = torch.tensor(prepared.batch.logprob_T[index] + 0.5, dtype=torch.float64, requires_grad=True)
+    loss, _ = stream_loss(prepared, stream, index, moved)
+    (grad,) = torch.autograd.grad(loss, moved)
+    expected = -stream.weight_T[index] * stream.columns["advantage"][index]
+    assert grad.numpy() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

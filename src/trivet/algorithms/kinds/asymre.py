@@ -11,17 +11,17 @@ from trivet.algorithms.registry import register_algorithm
 
 @register_algorithm("asymre", extends=policy_gradient)
 def asymre(*, shift: float = -0.1, **parts: Any) -> Algorithm:
-    """loss = token mean of -rho_t A_i, A_i = r_i - (mean(r) + shift), rho_t = 1 at a batch's first update.
+    """loss = token mean of -A_i log pi(t), A_i = r_i - (mean(r) + shift).
 
     Source: Arnal et al. 2025, "Asymmetric REINFORCE for off-policy reinforcement learning: balancing positive
-    and negative rewards". Take it for stale samples: nothing is weighed by the sampler's probability
-    (`tis: null`), so the first update's gradient is that of -A_i log pi(t). `shift` < 0 weighs what went well
+    and negative rewards". Take it for stale samples: nothing is weighed by the sampler's probability.
+    `shift` < 0 weighs what went well
     over what did not.
     """
     chosen = {
         "credit": {"kind": "asymre", "shift": shift},
         "aggregation": "token_mean",
-        "objective": {"kind": "ppo_clip", "clip": None},
-        "tis": None,
+        "objective": {"kind": "rec", "mode": "none"},
+        "proximal": "behaviour",
     }
     return preset(chosen, parts)

@@ -18,18 +18,17 @@ def opmd(
     baseline: Literal["mean", "logavgexp", "pairwise"] = "mean",
     **parts: Any,
 ) -> Algorithm:
-    """loss = token mean of -rho_t (r_i - b), b the group's baseline, rho_t = 1 at a batch's first update.
+    """loss = token mean of -(r_i - b) log pi(t), b the group's baseline.
 
     Source: Kimi Team 2025, "Kimi k1.5"; the form without a ratio to the sampler: Trinity-RFT (2025), whose
     constant 1 / (1 + tau) is left to the learning rate. A step of mirror descent towards the policy that is
     best at a distance to the present one, priced `tau`: also for samples of older policies, since nothing is
-    weighed by their probability (`tis: null`); the first update's gradient is that of -(r_i - b) log pi(t).
-    `baseline`: see the credit `opmd`; `tau` shapes its `logavgexp`.
+    weighed by their probability. `baseline`: see the credit `opmd`; `tau` shapes its `logavgexp`.
     """
     chosen = {
         "credit": {"kind": "opmd", "baseline": baseline, "tau": tau},
         "aggregation": "token_mean",
-        "objective": {"kind": "ppo_clip", "clip": None},
-        "tis": None,
+        "objective": {"kind": "rec", "mode": "none"},
+        "proximal": "behaviour",
     }
     return preset(chosen, parts)
