@@ -67,6 +67,7 @@ format: $(VENV)/.dev  ## rewrite the sources in the house style
 docs: $(VENV)/.dev  ## rewrite what is generated in docs/
 	$(BIN)/python -m trivet.recipe.reference docs/reference/recipe.md
 	$(BIN)/python -m trivet.algorithms.reference docs/reference/algorithms.md
+	$(BIN)/python -m trivet.runtime.metrics_page docs/reference/metrics.md
 
 test: lint  ## lint, then the fast tests
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)

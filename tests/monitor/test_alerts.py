@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from trivet.monitor.alerts import RULES, Alerts
@@ -36,8 +38,8 @@ def lines(key, values, **fixed):
         ),
         (
             "zero_advantage_high",
-            lines("train/groups_zero_advantage", [9.0] * 5, **{"train/groups": 10.0}),
-            lines("train/groups_zero_advantage", [8.0] * 5, **{"train/groups": 10.0}),
+            lines("train/zero_advantage_share", [0.9] * 5),
+            lines("train/zero_advantage_share", [0.9, 0.9, 0.8, 0.9, 0.9]),
         ),
         ("all_fail", lines("group/none_solved", [0.96] * 5), lines("group/none_solved", [0.95] * 5)),
         ("all_pass", lines("group/all_solved", [0.96] * 5), lines("group/all_solved", [0.95] * 5)),
@@ -62,6 +64,27 @@ def test_rules_at_their_edges(name, history, quiet):
     assert RULES[name](quiet) is None
     assert RULES[name]([]) is None
     assert RULES[name]([{"train/loss": 1.0}] * 20) is None  # a stage without its metric
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_numbers_that_are_none_say_nothing(name):
+    """Every metric a rule reads is NaN: with comparisons that are all false no rule may fire."""
+    keys = ["train/entropy", "rollout/truncated", "train/zero_advantage_share", "group/none_solved"]
+    keys += ["group/all_solved", "train/kl", "explorer/lost", "conduct/tool_calls", "conduct/malformed_calls"]
+    for value in (float("nan"), float("inf"), -float("inf")):
+        assert RULES[name]([dict.fromkeys(keys, value)] * 20) is None
+
+
+def test_a_threshold_can_be_set():
+    history = lines("rollout/truncated", [0.3, 0.3])
+    assert RULES["truncation_high"](history) is None
+    quick = partial(RULES["truncation_high"], above=0.2, steps=2)
+    assert Alerts({"cut": quick}).look(history[0]) == []
+    alerts = Alerts({"cut": quick})
+    said = [alerts.look(line) for line in history]
+    assert said[0] == []
+    assert [name for name, _ in said[1]] == ["cut"]
+    assert "30%" in said[1][0][1]
 
 
 def test_said_once_an_episode():

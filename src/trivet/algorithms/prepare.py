@@ -233,6 +233,7 @@ def assemble(
     row_active_R = np.bincount(batch.row_T[trained_T], minlength=batch.rows) > 0
     own = {
         "trained_tokens": float(np.count_nonzero(weighed_T)),
+        "trained_share": np.count_nonzero(weighed_T) / max(1, int(batch.length_N.sum())),
         "active_tokens": float(np.count_nonzero(trained_T)),
         "rows_active": float(np.count_nonzero(row_active_R)),
     }
@@ -240,6 +241,7 @@ def assemble(
         signal_T = weighed_T & (np.nan_to_num(columns["advantage"]) != 0)
         signal_G = np.bincount(batch.group_N[batch.rollout_T[signal_T]], minlength=batch.groups) > 0
         own["groups_zero_advantage"] = float(np.count_nonzero(~signal_G))
+        own["zero_advantage_share"] = np.count_nonzero(~signal_G) / max(1, batch.groups)
     return PreparedBatch(
         batch=batch,
         algorithm=algorithm,

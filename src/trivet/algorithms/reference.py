@@ -107,7 +107,7 @@ def _type(hint: Any) -> str:
     if origin is tuple:
         return f"list of {len(inner)} numbers" if inner else "none"
     if origin in (list, dict):
-        return "list of parts" if origin is list else "section"
+        return "section" if origin is dict else "list of text" if inner == (str,) else "list of parts"
     return _WORDS.get(hint, "value")
 
 

@@ -6,6 +6,7 @@ It is said when the condition begins, and again only after it has ended: once an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +18,14 @@ KEPT = 50
 
 
 def _last(history: History, key: str, steps: int) -> list[float] | None:
-    """The key's values in the last `steps` steps; None where there are fewer."""
-    values = [line[key] for line in history[-steps:] if key in line]
+    """The key's values in the last `steps` steps; None where there are fewer, or one is not finite."""
+    values = _values(history[-steps:], key)
     return values if len(values) >= steps else None
+
+
+def _values(history: History, key: str) -> list[float]:
+    """The finite values a key has: a NaN compares as nothing, and would hold up or set off any rule."""
+    return [line[key] for line in history if key in line and math.isfinite(line[key])]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -31,7 +37,7 @@ def entropy_rising(
 ) -> str | None:
     """train/entropy over the last `steps` steps is `factor` times, and `least` nats above, what it was at its
     lowest in as many steps before: the policy loses what it knew, often by stale or inexact samplers."""
-    values = [line["train/entropy"] for line in history if "train/entropy" in line]
+    values = _values(history, "train/entropy")
     if len(values) < 2 * steps:
         return None
     now = _mean(values[-steps:])
@@ -68,14 +74,10 @@ def truncation_high(history: History, *, above: float = 0.5, steps: int = 3) -> 
 
 
 def zero_advantage_high(history: History, *, above: float = 0.8, steps: int = 5) -> str | None:
-    """Over `above` of the groups taught nothing (train/groups_zero_advantage of train/groups), in `steps`
-    steps in a row: tasks are always or never solved."""
-    shares = [
-        line["train/groups_zero_advantage"] / line["train/groups"]
-        for line in history[-steps:]
-        if line.get("train/groups") and "train/groups_zero_advantage" in line
-    ]
-    if len(shares) < steps or min(shares) <= above:
+    """train/zero_advantage_share is over `above` in `steps` steps in a row: tasks are always or never
+    solved."""
+    shares = _last(history, "train/zero_advantage_share", steps)
+    if shares is None or min(shares) <= above:
         return None
     return (
         f"{100 * shares[-1]:.0f}% of the groups have no advantage: their answers are all as good or as bad. "

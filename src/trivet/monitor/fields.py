@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from trivet.monitor.glossary import describe
+
 Kind = Literal["number", "count", "percent", "seconds", "rate"]
 
 
@@ -142,7 +144,10 @@ def _last_digit(step: float) -> int:
 
 
 def guess_kind(key: str) -> Kind:
-    """How a metric that has no Field is written, from its name."""
+    """How a metric that has no Field is written: from its unit, or where none is known from its name."""
+    known = describe(key)
+    if known is not None and known.unit in _KIND_OF:
+        return _KIND_OF[known.unit]
     last = key.rsplit("/", 1)[-1]
     if key.startswith("time/"):
         return "seconds"
@@ -155,6 +160,7 @@ def guess_kind(key: str) -> Kind:
     return "number"
 
 
+_KIND_OF: dict[str, Kind] = {"share": "percent", "seconds": "seconds", "tokens a second": "rate"}
 _SHARES = {"solved", "truncated", "unscored", "accuracy", "all_solved", "none_solved", "all_equal", "clipped"}
 FIELD_OF = {field.key: field for field in STEP_FIELDS}
 

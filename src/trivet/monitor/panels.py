@@ -108,6 +108,7 @@ _LINES: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
             ("reward/solved", "solved"),
             ("rollout/truncated", "cut off"),
             ("reward/unscored", "unscored"),
+            ("conduct/malformed_calls", "malformed tool calls"),
         ),
     ),
     (
@@ -117,13 +118,23 @@ _LINES: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
             ("group/all_solved", "all solved"),
             ("group/none_solved", "none solved"),
             ("group/all_equal", "all rewards equal"),
+            ("group/filtered", "filtered"),
+            ("train/zero_advantage_share", "trained without advantage"),
+            ("explorer/lost", "lost to infrastructure"),
         ),
     ),
     ("loss", "Loss", (("train/loss", "loss"),)),
     ("accuracy", "Accuracy in training", (("train/accuracy", "accuracy"),)),
     ("margin", "Preference margin", (("train/margin", "margin"),)),
     ("entropy", "Entropy (nats)", (("train/entropy", "entropy"),)),
-    ("kl", "KL (nats a token)", (("train/kl", "to the sampler"), ("train/ref_kl", "to the reference"))),
+    ("kl", "KL (nats a token)", (("train/kl", "to the sampler"), ("train/kl/k3", "to the reference"))),
+    ("gap", "Gap to the sampler (nats a token)", (("train/gap", "all tokens"),)),
+    ("ess", "Effective sample size", (("train/ess", "share"),)),
+    (
+        "tokens",
+        "Tokens that teach",
+        (("train/trained_share", "trained"), ("train/clipped", "clipped")),
+    ),
     ("grad_norm", "Gradient norm", (("train/grad_norm", "before clipping"),)),
     (
         "length",
@@ -132,6 +143,31 @@ _LINES: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
             ("rollout/length_mean", "mean"),
             ("rollout/length_p90", "90th percentile"),
             ("rollout/length_max", "longest"),
+        ),
+    ),
+    ("solve", "Tokens for one solve", (("rollout/tokens_per_solve", "sampled tokens"),)),
+    (
+        "answer",
+        "Final message (characters)",
+        (("conduct/answer_characters", "answer"), ("conduct/reasoning_characters", "reasoning")),
+    ),
+    (
+        "turns",
+        "Turns",
+        (
+            ("conduct/winners/turns_p50", "winners, median"),
+            ("conduct/winners/turns_p90", "winners, 90th percentile"),
+            ("conduct/losers/turns_p50", "losers, median"),
+            ("conduct/losers/turns_p90", "losers, 90th percentile"),
+        ),
+    ),
+    (
+        "tool_calls",
+        "Tool calls",
+        (
+            ("conduct/tool_calls", "mean"),
+            ("conduct/winners/tool_calls_p50", "winners, median"),
+            ("conduct/losers/tool_calls_p50", "losers, median"),
         ),
     ),
     (
@@ -291,6 +327,8 @@ def panels(history: History) -> list[Panel]:
             found += _lines(history, id_, title, lines)
         if id_ == "reward":
             found += _reward_parts(history)
+        if id_ == "gap":
+            found += _gaps(history)
     found += _times(history)
     for panel in found:
         panel.spans = panel.spans or history.covered(panel)
@@ -303,7 +341,7 @@ def _lines(
     panel = Panel(id_, title, "line", guess_kind(lines[0][0]))
     for key, name in lines:
         curve = history.series(key, name, only)
-        if curve is not None and (key not in _QUIET or np.nanmax(curve.y) > 0):
+        if curve is not None and np.nanmax(curve.y) > _ABOVE.get(key, -np.inf):
             panel.series.append(curve)
     if len(lines) > 1 and len(panel.series) == 1:
         panel.title = f"{title}: {panel.series[0].name}"  # there is no legend to say it
@@ -313,7 +351,10 @@ def _lines(
 
 
 _SPLIT = {"loss", "grad_norm", "length"}
-_QUIET = {"rollout/truncated", "reward/unscored", "buffer/lag"}
+_QUIET = ("rollout/truncated", "reward/unscored", "buffer/lag", "conduct/malformed_calls", "group/filtered")
+_TURNS = tuple(f"conduct/{who}/turns_{part}" for who in ("winners", "losers") for part in ("p50", "p90"))
+_ABOVE = {**dict.fromkeys((*_QUIET, "explorer/lost"), 0.0), **dict.fromkeys(_TURNS, 1.0)}
+"""Curves that are shown only once they were above this: nothing happened, every game has one turn."""
 
 
 def _evaluations(history: History) -> list[Panel]:
@@ -374,6 +415,20 @@ def _reward_parts(history: History) -> list[Panel]:
     keys = sorted(k for k in history.keys if k.startswith("reward/part/"))[:8]
     curves = [curve for key in keys if (curve := history.series(key, key.removeprefix("reward/part/")))]
     return [Panel("reward_parts", "Parts of the reward", "line", "number", curves)] if curves else []
+
+
+def _gaps(history: History) -> list[Panel]:
+    """The gap to the sampler by staleness, where there is more than one age."""
+    keys = sorted(k for k in history.keys if k.startswith("train/") and "/gap/" in k)[:8]
+    several = len({key.split("/")[1] for key in keys}) > 1
+    curves = []
+    for key in keys:
+        _, stream, _, age = key.split("/")
+        label = f"age {age.replace('_up', ' and more').replace('_', ' to ')}"
+        curve = history.series(key, f"{stream}, {label}" if several else label)
+        curves += [curve] if curve else []
+    title = "Gap to the sampler by age (publications)"
+    return [Panel("gap_by_age", title, "line", "number", curves)] if len(curves) > 1 else []
 
 
 def _time_parts(keys: set[str]) -> dict[str, str]:

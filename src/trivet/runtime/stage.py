@@ -70,14 +70,18 @@ _LAST = ("train/lr", "train/updates", "train/bad_updates")
 
 def joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of a step's updates as one: times and counts summed, maxima kept, counters and the learning
-    rate as they are after the last, all else averaged. Updates with nothing to train on count only where
-    there is no other."""
+    rate as they are after the last, gaps by age weighed by their tokens, all else averaged. Updates with
+    nothing to train on count only where there is no other."""
     updates = [update for update in updates if not update.get("train/skipped")] or updates[:1]
     out: dict[str, float] = {}
     for name in dict.fromkeys(name for update in updates for name in update):
         values = [update[name] for update in updates if name in update]
-        if name.startswith("time/") or name in _SUMMED or name.endswith(("/tokens", "/units")):
+        counted = name in _SUMMED or name.endswith(("/tokens", "/units")) or "/aged/" in name
+        if counted or name.startswith("time/"):
             out[name] = sum(values)
+        elif "/gap/" in name:
+            tokens = [u.get(name.replace("/gap/", "/aged/"), 0.0) for u in updates if name in u]
+            out[name] = sum(v * n for v, n in zip(values, tokens, strict=True)) / max(1.0, sum(tokens))
         elif name.replace("/critic/", "/") in _LAST:
             out[name] = values[-1]
         elif name.endswith("_max"):
@@ -395,6 +399,9 @@ class StageRun:
             rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.role == "train"]
             out |= reward_metrics(groups) | rollout_metrics(rollouts) | conduct_metrics(rollouts)
             out |= filled.metrics() | {"buffer/lag": float(lag)}
+            if groups:
+                refused = sum(cause != "surplus" for _, cause in filled.dropped)
+                out["group/filtered"] = refused / len(groups)
             if filled.rounds:
                 out |= self._sampling_speed(filled.seconds)
         return out

@@ -478,6 +478,9 @@ def _metrics(streams: list[Stream], stats: dict[str, torch.Tensor]) -> dict[str,
         for name, plain in (
             ("entropy", "entropy"),
             ("kl_k3", "kl"),
+            ("abs_log_diff", "gap"),
+            ("ess/sampler_ratio", "ess"),
+            ("clipped", "clipped"),
             ("accuracy", "accuracy"),
             ("margin", "margin"),
         ):

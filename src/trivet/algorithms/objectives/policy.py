@@ -25,19 +25,22 @@ def mismatch_stats(x: ObjectiveInputs) -> dict[str, Tensor]:
     """How far the current policy is from the sampler, over tokens whose sampler is known.
 
     With d = log pi(t) - log mu(t): `abs_log_diff` |d|, `kl_k1` -d and `kl_k3` exp(d) - 1 - d (both estimate
-    KL(mu || pi) on mu's samples; Schulman 2020, "Approximating KL divergence").
+    KL(mu || pi) on mu's samples; Schulman 2020, "Approximating KL divergence"). `sampler_ratio` exp(d), with
+    its effective sample size per token, (sum exp(d))^2 / (n sum exp(2 d)): 1 on-policy (Kong 1992).
     """
     import torch
 
     d = (x.logp_P - x.behaviour_P).detach()
     d = torch.where(torch.isnan(x.behaviour_P), torch.zeros_like(d), d)
     d = d.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    size = d.abs()
+    size, ratio = d.abs(), torch.exp(d)
     return {
         "abs_log_diff": size.sum(),
         "kl_k1": -d.sum(),
         "kl_k3": (torch.expm1(d) - d).sum(),
         "max/abs_log_diff": size.max(),
+        "sampler_ratio": ratio.sum(),
+        "ess/sampler_ratio": ratio.square().sum(),
     }
 
 
