@@ -127,7 +127,7 @@ _LINES: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("accuracy", "Accuracy in training", (("train/accuracy", "accuracy"),)),
     ("margin", "Preference margin", (("train/margin", "margin"),)),
     ("entropy", "Entropy (nats)", (("train/entropy", "entropy"),)),
-    ("kl", "KL (nats a token)", (("train/kl", "to the sampler"), ("train/kl/k3", "to the reference"))),
+    ("kl", "KL (nats a token)", (("train/kl", "to the sampler"), ("train/ref_kl", "to the reference"))),
     ("gap", "Gap to the sampler (nats a token)", (("train/gap", "all tokens"),)),
     ("ess", "Effective sample size", (("train/ess", "share"),)),
     (

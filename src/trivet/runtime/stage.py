@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from trivet.algorithms import NothingToTrain, resolve
+from trivet.algorithms.objectives import LOG_RATIO_BOUND
 from trivet.explorer import Filled, conduct_metrics, reward_metrics, rollout_metrics
 from trivet.monitor.alerts import Alerts
 from trivet.recipe import Stage, sampled_after
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trivet.algorithms import Algorithm, Batch
+    from trivet.algorithms.base import PreparedBatch
     from trivet.buffer import Lease, StageLedger
     from trivet.explorer import Explorer
     from trivet.monitor import Monitor
@@ -89,6 +91,20 @@ def joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         else:
             out[name] = sum(values) / len(values)
     return out
+
+
+def reference_kl(parts: Sequence[PreparedBatch]) -> dict[str, float]:
+    """train/ref_kl: KL(sampling policy, reference) by the sampled tokens that are trained, where the
+    reference was asked: mean of exp(-d) - 1 + d, d = log mu - log ref (k3; Schulman 2020). The same whether
+    the distance enters the loss, the reward or neither."""
+    total, count = 0.0, 0
+    for part in parts:
+        reference_T = part.batch.annotations.get("ref_logp")
+        if reference_T is not None:
+            d_T = np.asarray(part.batch.logprob_T, np.float64) - reference_T
+            d_P = np.clip(d_T[part.trained_T & np.isfinite(d_T)], -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+            total, count = total + float((np.expm1(-d_P) + d_P).sum()), count + len(d_P)
+    return {"train/ref_kl": total / count} if count else {}
 
 
 class StageRun:
@@ -261,7 +277,7 @@ class StageRun:
         parts = split(prepared, updates)
         for part in parts:  # what only the loss reads: before the weights move, where there is a loss
             self.trainer.annotate(part.batch, columns - first, only_T=part.active_T)
-        metrics |= joined([self.trainer.update(part, step=step) for part in parts])
+        metrics |= joined([self.trainer.update(part, step=step) for part in parts]) | reference_kl(parts)
         metrics |= self._control(step, metrics)
         metrics["time/train_s"] = time.monotonic() - begin
         return metrics
