@@ -94,8 +94,8 @@ class Panel:
             low = 0.0
         gap = (high - low) or abs(high) * 0.1 or 1.0
         top = high + 0.06 * gap
-        if self.unit == "percent" and 0.7 < high <= 1:
-            top = 1.03
+        if self.unit == "percent" and 0.7 < high <= 1.001:
+            low, top = min(low, 0.9), 1.03  # shares near all: a thousandth does not fill the picture
         return (low - 0.06 * gap if low else 0.0), top
 
 
@@ -341,8 +341,10 @@ def _lines(
     panel = Panel(id_, title, "line", guess_kind(lines[0][0]))
     for key, name in lines:
         curve = history.series(key, name, only)
-        if curve is not None and np.nanmax(curve.y) > _ABOVE.get(key, -np.inf):
+        if curve is not None and (key not in _QUIET or np.nanmax(curve.y) > 0):
             panel.series.append(curve)
+    if id_ == "turns" and all(np.nanmax(curve.y) <= 1 for curve in panel.series):
+        return []  # every game has one turn
     if len(lines) > 1 and len(panel.series) == 1:
         panel.title = f"{title}: {panel.series[0].name}"  # there is no legend to say it
     if only is not None:
@@ -351,10 +353,8 @@ def _lines(
 
 
 _SPLIT = {"loss", "grad_norm", "length"}
-_QUIET = ("rollout/truncated", "reward/unscored", "buffer/lag", "conduct/malformed_calls", "group/filtered")
-_TURNS = tuple(f"conduct/{who}/turns_{part}" for who in ("winners", "losers") for part in ("p50", "p90"))
-_ABOVE = {**dict.fromkeys((*_QUIET, "explorer/lost"), 0.0), **dict.fromkeys(_TURNS, 1.0)}
-"""Curves that are shown only once they were above this: nothing happened, every game has one turn."""
+_QUIET = {"rollout/truncated", "reward/unscored", "buffer/lag"}
+_QUIET |= {"conduct/malformed_calls", "group/filtered", "explorer/lost"}
 
 
 def _evaluations(history: History) -> list[Panel]:
