@@ -42,6 +42,25 @@ def test_unscored_and_aborted_attempts_do_not_count() -> None:
     assert reject(mixed, Window(upto=0.9)) == "too_high"
 
 
+def test_rewards_that_differ_by_rounding_are_equal() -> None:
+    assert reject(group(0.1 + 0.2, 0.3), Window(not_all_equal=True)) == "all_equal"
+    assert reject(group(0.3 + 1e-9, 0.3), Window(not_all_equal=True)) is None
+
+
+def test_a_greedy_attempt_is_only_compared_with() -> None:
+    compared = group(0, 0)
+    compared.rollouts += group(1, role="baseline").rollouts
+    assert reject(compared, Window(not_all_equal=True)) == "all_equal"
+    assert reject(compared, Window()) == "too_low"
+
+
+def test_the_histogram_counts_the_ends() -> None:
+    """Means 0, 0.5, 1: the first, third and last fifth; rewards beyond 0..1 widen the range to -1..1."""
+    text = solve_histogram([group(0, 0), group(0, 1), group(1, 1)])
+    assert text == "3 groups by mean reward: 0-0.2: 1, 0.2-0.4: 0, 0.4-0.6: 1, 0.6-0.8: 0, 0.8-1: 1"
+    assert "-1--0.6: 1" in solve_histogram([group(-1, -1), group(1, 1)])
+
+
 def test_the_histogram_names_every_group() -> None:
     text = solve_histogram([group(0, 0), group(0, 1), group(1, 1), group(Unscored("x"))])
     assert text.startswith("3 groups by mean reward")
