@@ -17,6 +17,7 @@ from trivet.types import Group, IssueKey, Message, Rollout, Scored, Task, Termin
 SPECS = (
     "token_mean",
     "sequence_mean",
+    "weighted_sequence_mean",
     "sequence_sum",
     {"kind": "fixed", "length": 7},
     "attempt_mean",
@@ -50,6 +51,20 @@ def test_all_aggregations_are_here():
     assert {s if isinstance(s, str) else s["kind"] for s in SPECS} == set(registered("aggregation"))
 
 
+def test_a_rollouts_own_weight_stays():
+    """Masks 2, 2 | 1, 0.5, 0 (c = 2): mean weights 2 and 0.75, M = 2.75. Without weights: sequence_mean."""
+    batch = collate([group("g", [attempt(1.0, 2), attempt(0.0, 3, number=1)])])
+    trained = np.flatnonzero(batch.train_T > 0)
+    mask_T = np.zeros(batch.tokens)
+    mask_T[trained] = [2, 2, 1, 0.5, 0]
+    got = weigh("weighted_sequence_mean", batch, mask_T)
+    assert got[trained] == pytest.approx([1 / 2.75, 1 / 2.75, 0.5 / 2.75, 0.25 / 2.75, 0])
+    mask_T = (mask_T > 0).astype(np.float64)
+    plain, weighted = (weigh(kind, batch, mask_T) for kind in ("sequence_mean", "weighted_sequence_mean"))
+    assert np.array_equal(plain, weighted)
+    assert not weigh("weighted_sequence_mean", batch, np.zeros(batch.tokens)).any()
+
+
 def test_the_floor_is_a_number_of_tokens():
     batch = collate([group("g", [attempt(1.0, 2), attempt(0.0, 4096, number=1)])])
     got = weigh({"kind": "attempt_mean", "floor": 2048}, batch)
@@ -78,11 +93,14 @@ def test_against_a_loop(groups, random):
     mask_T = batch.train_T * np.asarray([random.choice(levels) for _ in range(batch.tokens)])
     n_N = [mask_T[batch.rollout_T == n].sum() for n in range(batch.rollouts)]
     count = sum(n > 0 for n in n_N)
+    c_N = [np.count_nonzero(mask_T[batch.rollout_T == n]) for n in range(batch.rollouts)]
+    mean_weights = sum(n / c for n, c in zip(n_N, c_N, strict=True) if c)
     for t, m in enumerate(mask_T):
         n = n_N[batch.rollout_T[t]]
         expected = {
             "token_mean": m / mask_T.sum() if m else 0.0,
             "sequence_mean": m / (count * n) if m else 0.0,
+            "weighted": m / c_N[batch.rollout_T[t]] / mean_weights if m else 0.0,
             "sequence_sum": m / count if m else 0.0,
             "fixed": m / (count * 7) if m else 0.0,
             "attempt_mean": m / (count * max(n, 1)) if m else 0.0,

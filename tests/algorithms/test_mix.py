@@ -10,7 +10,7 @@ import pytest
 from trivet.algorithms import AlgorithmError, NothingToTrain, finalise, prepare, resolve, stream_loss
 from trivet.algorithms.experts import Alternate, EntropyShare, OldSuccesses, best_of
 from trivet.trainer.batch import collate
-from trivet.types import Group, IssueKey, Message, Rollout, Task, Termination, Trace, Unscored
+from trivet.types import Group, IssueKey, Message, Rollout, Scored, Task, Termination, Trace, Unscored
 
 torch = pytest.importorskip("torch")
 
@@ -60,6 +60,56 @@ def test_phi_by_hand(mixed):
     (grad,) = torch.autograd.grad(loss, logp)
     assert grad.numpy() == pytest.approx([-0.1 / 3 * phi for phi in (0.25, 0.09, 0.09)])
     assert finalise(stats)["imitate/phi"] == pytest.approx((0.25 + 0.09 + 0.09) / 3)
+
+
+@pytest.fixture
+def guided(make_rollout, make_group):
+    """Two failures of two tokens and an expert's success of four: rewards 0, 0, 1."""
+    (expert,) = example("g", 4).rollouts
+    expert.reward, expert.attempt = Scored(1.0), 2
+    return collate([make_group("g", [make_rollout(0.0, attempt=0), make_rollout(0.0, attempt=1), expert])])
+
+
+def test_an_experts_reward_is_in_no_baseline_unless_asked(guided):
+    """The two failures are equal: nothing to learn from them; the expert's tokens are imitated."""
+    prepared = prepare(guided, resolve("mix"))
+    assert prepared.columns["advantage"][guided.rollout_T < 2] == pytest.approx([0.0] * 8)
+    assert np.isnan(prepared.columns["advantage"][guided.rollout_T == 2]).all()
+    pg, imitate = prepared.streams
+    assert not pg.active_T.any()
+    assert imitate.weight_T.sum() == pytest.approx(0.1)
+    assert prepared.counters["masked_tokens/no_advantage"] == 0  # they are trained: by imitation
+
+
+def test_experts_inside_the_loss_by_hand(guided):
+    """Mean 1/3, standard deviation sqrt(1/3): A = -0.577350 and 1.154701. Three rollouts: 1/3 each, over
+    two, two and four tokens. At ratio 1 the gradient is -w A; the sampler's factor is the policy's alone."""
+    prepared = prepare(guided, resolve({"kind": "mix", "imitate": "in_loss", "tis": [0.5, 2.0]}))
+    own, expert = prepared.streams
+    low, high = -1 / math.sqrt(3), 2 / math.sqrt(3)
+    trained = np.flatnonzero(guided.train_T > 0)
+    behaviour = np.where(guided.sampled_T, guided.logprob_T, -1.0)[trained] + math.log(1.5)
+    grads = []
+    for stream in (own, expert):
+        logp = torch.tensor(behaviour, dtype=torch.float64, requires_grad=True)
+        loss, _ = stream_loss(prepared, stream, trained, logp)
+        grads.append(torch.autograd.grad(loss, logp)[0].numpy())
+    assert grads[0] == pytest.approx([-1.5 * low / 6] * 4 + [0.0] * 4, rel=1e-6)
+    assert grads[1] == pytest.approx([0.0] * 4 + [-high / 12] * 4, rel=1e-6)
+    assert own.weight_T.sum() + expert.weight_T.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"proximal": "behaviour"}, "set proximal: recompute"),
+        ({"schedule": "entropy"}, "does not use"),
+        ({"mu": 2.0}, "mu"),
+    ],
+)
+def test_what_an_expert_in_the_loss_cannot_do(more, why):
+    with pytest.raises(AlgorithmError, match=why):
+        resolve({"kind": "mix", "imitate": "in_loss", **more})
 
 
 def test_alternation():

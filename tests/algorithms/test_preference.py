@@ -15,11 +15,11 @@ from trivet.types import Group, IssueKey, Message, Rollout, Task, Termination, T
 torch = pytest.importorskip("torch")
 
 
-def pair(name, chosen, rejected):
+def pair(name, chosen, rejected, weight=1.0, margin=0.0):
     rollouts = []
     for attempt, (side, n) in enumerate((("chosen", chosen), ("rejected", rejected))):
         trace = Trace()
-        trace.add(trace.add(-1, [1, 2]), list(range(3, 3 + n)), train=1.0)
+        trace.add(trace.add(-1, [1, 2]), list(range(3, 3 + n)), train=weight)
         task = Task("t", (Message("user", "?"),))
         rollouts.append(
             Rollout(
@@ -27,14 +27,15 @@ def pair(name, chosen, rejected):
                 attempt=attempt,
                 source="expert",
                 preference=side,
+                counters={"pair_margin": margin} if margin else {},
             )
         )
     return Group(name, IssueKey(name, 1), rollouts, "preference")
 
 
 def evaluate(spec, logp, ref, lengths, proximal=None):
-    """Loss, its gradient by log pi and metrics of pairs of the given (chosen, rejected) lengths."""
-    batch = collate([pair(f"g{i}", c, r) for i, (c, r) in enumerate(lengths)])
+    """Loss, its gradient by log pi and metrics; `lengths`: pairs (chosen, rejected[, weight[, margin]])."""
+    batch = collate([pair(f"g{i}", *one) for i, one in enumerate(lengths)])
     trained = np.flatnonzero(batch.train_T > 0)
     for key, values in (("ref_logp", ref), ("proximal_logp", proximal or logp)):
         column = np.full(batch.tokens, np.nan)
@@ -71,6 +72,32 @@ def test_cdpo_by_hand():
     """s = 0.1: 0.9 * 0.313262 + 0.1 * 1.313262 = 0.413262; 0.9 * 0.575939 + 0.1 * 0.825939 = 0.600939."""
     loss, *_ = evaluate({"kind": "cdpo", "beta": 0.5}, LOGP, REF, LENGTHS)
     assert loss == pytest.approx((0.413262 + 0.600939) / 2, abs=1e-6)
+
+
+def test_pairs_of_their_own_weight_by_hand():
+    """Weights 3 and 1: 0.75 * 0.313262 + 0.25 * 0.575939 = 0.378931; KTO's answers alike."""
+    weighted = [(2, 1, 3.0), (1, 3, 1.0)]
+    loss, grad, _ = evaluate({"kind": "dpo", "beta": 0.5}, LOGP, REF, weighted)
+    assert loss == pytest.approx(0.378931, abs=1e-6)
+    assert float(grad[0]) == pytest.approx(-0.75 * 0.5 * (1 - 1 / (1 + math.exp(-1))))
+    loss, *_ = evaluate({"kind": "kto", "beta": 1.0}, LOGP, REF, weighted)
+    assert loss == pytest.approx((3 * (0.268941 + 0.268941) + 0.5 + 0.377541) / 8, abs=1e-6)
+
+
+def test_pairs_with_a_margin_by_hand():
+    """z = 1 - 0.25 and 0.25 (no margin): -log sigmoid 0.386890 and 0.575939. cDPO: + 0.1 z each."""
+    with_margin = [(2, 1, 1.0, 0.25), (1, 3)]
+    loss, _, metrics = evaluate({"kind": "dpo", "beta": 0.5}, LOGP, REF, with_margin)
+    assert loss == pytest.approx((math.log1p(math.exp(-0.75)) + 0.575939) / 2, abs=1e-6)
+    assert metrics["preference/margin"] == pytest.approx(0.625)  # of the rewards, not what is asked of them
+    smooth, *_ = evaluate({"kind": "cdpo", "beta": 0.5}, LOGP, REF, with_margin)
+    assert smooth == pytest.approx(loss + 0.1 * (0.75 + 0.25) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ipo", "orpo", "kto"])
+def test_a_margin_is_never_passed_over(kind):
+    with pytest.raises(AlgorithmError, match=f"a margin, which {kind} does not read"):
+        evaluate(kind, LOGP, REF, [(2, 1, 1.0, 0.25), (1, 3)])
 
 
 @pytest.mark.parametrize("normalised", [True, False])

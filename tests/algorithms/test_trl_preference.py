@@ -1,13 +1,14 @@
-"""DPO, IPO and SFT: TRL's own trainers and ours on the same tokens and weights, losses and gradients."""
+"""DPO, IPO, KTO, ORPO and SFT: TRL's own losses and ours on the same tokens and weights, with gradients."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trivet.algorithms import prepare, resolve, stream_loss
+from trivet.algorithms import Algorithm, Batch, make_part, prepare, register_credit, resolve, stream_loss
 from trivet.trainer.batch import collate
 from trivet.types import Group, IssueKey, Message, Rollout, Task, Termination, Trace, Unscored
 
@@ -100,7 +101,7 @@ def row_logp(model: Any, ids: np.ndarray) -> Any:
 
 
 def ours(model: Any, batch: Any, spec: Any) -> tuple[float, dict[str, Any]]:
-    prepared = prepare(batch, resolve(spec))
+    prepared = prepare(batch, spec if isinstance(spec, Algorithm) else resolve(spec))
     (stream,) = prepared.streams
     parts = []
     for r in range(batch.rows):
@@ -168,6 +169,80 @@ def test_pairs_equal_trl(tmp_path: Any, loss_type: str, spec: Any) -> None:
     annotate(batch, "ref_logp", trainer.ref_model)
     loss, grads = ours(trainer.model, batch, spec)
     same(trainer.model, trl_loss, loss, grads)
+
+
+@register_credit("trl_reference", columns=("reference_kl",))
+def trl_reference(batch: Batch, *, kl: float) -> dict[str, np.ndarray]:
+    """KTO's two columns with a reference point that is given."""
+    return {"advantage": batch.preference_N.astype(float), "reference_kl": np.full(batch.rollouts, kl)}
+
+
+def test_kto_equals_trl(tmp_path: Any) -> None:
+    """TRL measures its reference point on mismatched pairs: ours is given TRL's, all else is compared."""
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    rng = np.random.default_rng(2)
+    sides = [("chosen", 4), ("rejected", 2), ("chosen", 1), ("rejected", 5)]
+    records = [
+        {"prompt": words(rng, 3), "completion": words(rng, n), "label": side == "chosen"} for side, n in sides
+    ]
+    weights = {"desirable_weight": 1.5, "undesirable_weight": 0.5}
+    trainer = KTOTrainer(
+        model=tiny_model(0),
+        ref_model=tiny_model(1),
+        args=KTOConfig(**settings(tmp_path, per_device_train_batch_size=4, beta=0.3, **weights)),
+        train_dataset=Dataset.from_list(records),
+        processing_class=tiny_tokenizer(),
+    )
+    inputs = next(iter(trainer.get_train_dataloader()))
+    trainer.model.eval()
+    trl_loss = trainer.compute_loss(trainer.model, inputs)
+    (kl,) = trainer._metrics["eval"]["kl"]
+    assert kl > 0.01, kl  # else the reference point would not be tested
+    labels = ["chosen" if label else "rejected" for label in inputs["label"]]
+    made = [
+        rollout(*one, 0, side)
+        for one, side in zip(rows(inputs, inputs["completion_mask"]), labels, strict=True)
+    ]
+    by_side = [[r for r in made if r.preference == side] for side in ("chosen", "rejected")]
+    groups = []
+    for i, (chosen, rejected) in enumerate(zip(*by_side, strict=True)):
+        rejected.attempt = 1
+        groups.append(Group(f"g{i}", IssueKey(f"g{i}", 1), [chosen, rejected], "preference"))
+    batch = collate(groups)
+    annotate(batch, "ref_logp", trainer.ref_model)
+    algorithm = resolve({"kind": "kto", "beta": 0.3, "desirable": 1.5, "undesirable": 0.5})
+    algorithm = replace(algorithm, credit=make_part("credit", {"kind": "trl_reference", "kl": float(kl)}))
+    loss, grads = ours(trainer.model, batch, algorithm)
+    same(trainer.model, trl_loss, loss, grads)
+
+
+def test_orpo_equals_trl() -> None:
+    """The preference term alone: TRL's first term imitates the prompt too, the paper's only the answer."""
+    from types import SimpleNamespace
+
+    trl = pytest.importorskip("trl.experimental.orpo.orpo_trainer")
+    mean = torch.tensor([[-0.7, -1.4, -0.05], [-1.1, -0.4, -2.0]])  # per pair, of the chosen and the rejected
+    at = mean.clone().requires_grad_()
+    stub = SimpleNamespace(beta=0.3, accelerator=SimpleNamespace(device=torch.device("cpu")))
+    theirs = -trl.ORPOTrainer.odds_ratio_loss(stub, at[0], at[1])[0].mean()
+    theirs.backward()
+
+    groups = []
+    for i in range(3):
+        sides = [
+            rollout([1, 2, 3, 4], [0, 0, 1, 1], a, side) for a, side in enumerate(("chosen", "rejected"))
+        ]
+        groups.append(Group(f"g{i}", IssueKey(f"g{i}", 1), sides, "preference"))
+    prepared = prepare(collate(groups), resolve({"kind": "orpo", "beta": 0.3}))
+    (stream,) = prepared.streams
+    own = mean.clone().requires_grad_()
+    index = np.flatnonzero(stream.active_T)
+    loss, _ = stream_loss(prepared, stream, index, own.T.reshape(-1).repeat_interleave(2))
+    (loss + own[0].mean()).backward()
+    assert float((loss + own[0].mean()).detach()) == pytest.approx(float(theirs.detach()), abs=1e-5)
+    assert torch.allclose(own.grad, at.grad, atol=1e-5)
 
 
 def test_examples_equal_trl(tmp_path: Any) -> None:

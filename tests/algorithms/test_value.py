@@ -81,6 +81,14 @@ def test_the_margin_asks_for_more():
     assert terms.tolist() == pytest.approx([math.log(2)])
 
 
+def test_a_pairs_own_margin_comes_on_top():
+    """Gaps 1 and 1, margins 0.5 + 0.5 and 0.5: -log sigmoid(0) and -log sigmoid(0.5) = 0.474077."""
+    given = {"units": 2, "unit": [0, 0, 1, 1], "preference": [1, -1, 1, -1]}
+    x = inputs([1.0, 0.0, 2.0, 1.0], **given, pair_margin=[0.5, 0.5, 0.0, 0.0])
+    terms, _ = BradleyTerry(margin=0.5)(x)
+    assert (2 * terms).tolist() == pytest.approx([math.log(2), 0.474077], abs=1e-6)
+
+
 def test_equal_shifts_of_both_sides_change_nothing():
     base, moved = (
         BradleyTerry()(inputs([v + s for v in (0.3, -0.2)], units=1, unit=[0, 0], preference=[1, -1]))

@@ -110,6 +110,31 @@ def test_an_example_may_have_a_weight(renderer: Any) -> None:
         assert dropped.value.cause == "bad_weight"
 
 
+def test_a_pair_may_have_a_weight_and_a_margin(renderer: Any, tmp_path: Path) -> None:
+    """From columns of the data to both rollouts: train weights, and the counter that objectives read."""
+    row = {"prompt": "p", "chosen": "c", "rejected": "r", "sure": 0.5, "better_by": 2}
+    config = write(tmp_path, row, row | {"sure": 1.0, "better_by": None})
+    config = config.model_copy(update={"fields": {"payload.weight": "sure", "payload.margin": "better_by"}})
+    first, second = (
+        preference_group(one, renderer, KEY, group_id="g").rollouts
+        for one in load_tasks(config, seed=0).tasks
+    )
+    assert [set(r.trace.column("train").tolist()) for r in first] == [{0.0, 0.5}, {0.0, 0.5}]
+    assert [r.counters["pair_margin"] for r in first] == [2.0, 2.0]
+    assert all("pair_margin" not in r.counters for r in second)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("weight", (0, -1.0, "1", True)), ("margin", (-1, float("inf"), "1", True))]
+)
+def test_a_pairs_bad_number_drops_it(renderer: Any, name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        given = task(chosen="a", rejected="b", **{name: value})
+        with pytest.raises(ExampleDropped, match=f"task t: {name} is") as dropped:
+            preference_group(given, renderer, KEY, group_id="g")
+        assert dropped.value.cause == f"bad_{name}"
+
+
 def test_texts_of_turns_are_whole_conversations(tmp_path: Path) -> None:
     """HH-RLHF's form; "Human:" inside a line is no turn."""
     begin = "\n\nHuman: a Human: b\n\nAssistant: c\n\nHuman: d\n\nAssistant:"

@@ -55,6 +55,15 @@ def test_answers_come_from_the_response_or_the_messages(renderer: Renderer) -> N
     assert long.column("id")[long.column("train") > 0].tolist() == [11, 1]
 
 
+def test_a_records_weight_reaches_its_tokens(renderer: Renderer) -> None:
+    records = [
+        {"prompt": "1+1=", "response": "2", "weight": 0.25, "id": "a"},
+        {"prompt": "1", "response": "2"},
+    ]
+    groups = list(sft_groups(records, renderer))
+    assert [float(g.rollouts[0].trace.column("train").max()) for g in groups] == [0.25, 1.0]
+
+
 def test_drops_have_causes(renderer: Renderer) -> None:
     def cause(given: Task, **kw: Any) -> str:
         with pytest.raises(ExampleDropped) as caught:

@@ -8,13 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.support import killed_at, metrics, numbers, recipe, weights
+from tests.runtime.support import PROMPTS, Lively, killed_at, metrics, numbers, recipe, weights
 
+from trivet.agents import Attempt, Policy
 from trivet.recipe import RecipeError
+from trivet.render import supervised_trace
 from trivet.runtime import run_recipe
 from trivet.runtime.build import SetupError
+from trivet.types import Message, Rollout, Scored, Task, Termination
 
 EXAMPLES = 10
+
+
+class Guided(Lively):
+    """Beside its first attempt, an expert's answer to the same task."""
+
+    async def rollout(self, task: Task, policy: Policy, attempt: Attempt) -> list[Rollout]:
+        played = await super().rollout(task, policy, attempt)
+        if attempt.index:
+            return played
+        messages = [*task.messages, Message("assistant", "77")]
+        trace = supervised_trace(policy.renderer, messages)
+        expert = Rollout(task, trace, Scored(2.0), Termination.FINISHED, attempt=99, source="expert")
+        return [*played, expert]
 
 
 def mix(folder: Path, algorithm: Any = "mix", *overrides: str, **more: Any) -> Any:
@@ -64,6 +80,31 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path: Path, algorithm: Any) -> None
     assert numbers(one) == numbers(two)
     assert weights(one / "rl" / "model") == weights(two / "rl" / "model")
     assert states(one, "rl.expert") == states(two, "rl.expert")
+
+
+def guided(folder: Path) -> Any:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = ({"id": f"p{i:02d}", "prompt": f"{i:02d}+1="} for i in range(PROMPTS))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = [{"source": str(folder / "prompts.jsonl"), "env": f"{__file__}:Guided"}]
+    algorithm = {"kind": "mix", "imitate": "in_loss"}
+    return recipe(folder, algorithm=algorithm, tasks=tasks, epochs=None, steps=8, checkpoints={"every": 2})
+
+
+def test_an_expert_in_the_groups_is_learned_from(tmp_path: Path) -> None:
+    """It is the best of each group, and its answer becomes likely; a killed run goes on bit by bit."""
+    run_recipe(guided(tmp_path / "whole"), quiet=True)
+    with killed_at(3):
+        run_recipe(guided(tmp_path / "cut"), quiet=True)
+    run_recipe(guided(tmp_path / "cut"), quiet=True)
+    one, two = tmp_path / "whole" / "run", tmp_path / "cut" / "run"
+    assert numbers(one) == numbers(two)
+    assert weights(one / "rl" / "model") == weights(two / "rl" / "model")
+    lines = [line for line in metrics(one) if "train/loss" in line]
+    assert all(line["train/expert/tokens"] == 8 * 3 for line in lines)  # "77" and the end of the turn
+    assert all(line["rollout/count"] == 8 * 4 and line["reward/mean"] <= 1 for line in lines)  # its own
+    early, late = (sum(line["reward/mean"] for line in part) for part in (lines[:2], lines[-2:]))
+    assert late > early
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,20 @@ def sequence_mean(batch: Batch, mask_T: np.ndarray) -> np.ndarray:
     return mask_T / np.where(n_N > 0, n_N, 1.0)[batch.rollout_T] / max(count, 1)
 
 
+@register_aggregation("weighted_sequence_mean")
+def weighted_sequence_mean(batch: Batch, mask_T: np.ndarray) -> np.ndarray:
+    """w_t = m_t / (c_i M), c_i a rollout's tokens with m > 0, M = sum over rollouts of n_i / c_i.
+
+    As sequence_mean, but a rollout weighs the mean loss weight of its tokens: for examples and pairs that
+    have a weight of their own. The weights sum to 1; where every m is 0 or 1 they are sequence_mean's.
+    """
+    n_N, _ = _per_rollout(batch, mask_T)
+    c_N = np.bincount(batch.rollout_T, mask_T > 0, minlength=batch.rollouts)
+    c_N = np.where(c_N > 0, c_N, 1.0)
+    total = (n_N / c_N).sum()
+    return mask_T / c_N[batch.rollout_T] / (total if total > 0 else 1.0)
+
+
 @register_aggregation("sequence_sum")
 def sequence_sum(batch: Batch, mask_T: np.ndarray) -> np.ndarray:
     """w_t = m_t / N: the mean of the rollouts' token sums, the plain policy gradient."""

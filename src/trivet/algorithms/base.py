@@ -32,6 +32,9 @@ ROLES: tuple[str, ...] = ("train", "baseline")
 KINDS: tuple[str, ...] = ("rollout", "sft", "preference")
 PREFERENCES: Mapping[str | None, int] = {None: 0, "chosen": 1, "rejected": -1}
 
+PAIR_MARGIN = "pair_margin"
+"""Counter of a pair's rollouts, and the objectives' column: by how much the chosen answer is better."""
+
 UnitKind = Literal["row", "rollout", "group"]
 Level = Literal["token", "unit"]
 Model = Literal["policy", "critic"]

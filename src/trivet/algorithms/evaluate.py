@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trivet.algorithms.base import AlgorithmError, ObjectiveInputs, PreparedBatch, Stream, TopInputs
+from trivet.algorithms.base import (
+    PAIR_MARGIN,
+    AlgorithmError,
+    ObjectiveInputs,
+    PreparedBatch,
+    Stream,
+    TopInputs,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,6 +161,8 @@ def _inputs(prepared: PreparedBatch, stream: Stream, index: np.ndarray, logp_P: 
         **{name: column[index] for name, column in annotations.items()},
         "preference_P": batch.preference_N[rollout],
     }
+    if PAIR_MARGIN in batch.counters:
+        arrays[PAIR_MARGIN] = np.nan_to_num(batch.counters[PAIR_MARGIN])[rollout]
     block = torch.from_numpy(np.stack([np.asarray(a, np.float64) for a in arrays.values()]))
     tensors: dict[str, Any] = dict(zip(arrays, block.to(logp_P.device, logp_P.dtype), strict=True))
     for name, target in _STANDARD.items():

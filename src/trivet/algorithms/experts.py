@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from trivet.algorithms.base import Batch, Level, ObjectiveInputs
+from trivet.algorithms.base import Aggregation, Batch, Credit, Level, Mask, ObjectiveInputs
 from trivet.algorithms.credit.group import GroupStack
 from trivet.algorithms.registry import register_control, register_mask, register_objective
 
@@ -32,6 +32,29 @@ def by_expert(batch: Batch) -> np.ndarray:
 def by_policy(batch: Batch) -> np.ndarray:
     """keep_N: all others."""
     return ~by_expert(batch)
+
+
+@dataclass(frozen=True)
+class WithoutExperts:
+    """A credit that does not see an expert's rewards: they are in no baseline and have no advantage."""
+
+    credit: Credit
+
+    def __call__(self, batch: Batch) -> np.ndarray | Mapping[str, np.ndarray]:
+        reward_N = np.where(by_expert(batch), np.nan, batch.reward_N)
+        return self.credit(replace(batch, reward_N=reward_N))
+
+
+@dataclass(frozen=True)
+class Share:
+    """The weights of an aggregation over all rollouts, on those of `select` alone: streams under one
+    denominator."""
+
+    aggregation: Aggregation
+    select: Mask
+
+    def __call__(self, batch: Batch, mask_T: np.ndarray) -> np.ndarray:
+        return self.aggregation(batch, mask_T) * self.select(batch)[batch.rollout_T]
 
 
 @dataclass(frozen=True)

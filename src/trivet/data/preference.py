@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trivet.data.sft import ExampleDropped, tools_of
+from trivet.algorithms.base import PAIR_MARGIN
+from trivet.data.sft import ExampleDropped, example_weight, tools_of
 from trivet.render import Renderer, RenderError, supervised_trace
 from trivet.types import Group, IssueKey, Message, Rollout, SchemaError, Task, Termination, Unscored
 
@@ -59,6 +61,17 @@ def pair_messages(task: Task) -> tuple[list[Message], list[Message]]:
     return chosen, rejected
 
 
+def _margin(task: Task) -> float:
+    """By how much the chosen answer is better, `payload["margin"]`, by default 0."""
+    margin = task.payload.get("margin")
+    margin = 0.0 if margin is None else margin
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
+        raise ExampleDropped(
+            "bad_margin", f"task {task.id}: margin is {margin!r}; it must be a number, 0 or more"
+        )
+    return float(margin)
+
+
 def preference_group(
     task: Task,
     renderer: Renderer,
@@ -68,12 +81,15 @@ def preference_group(
     max_length: int | None = None,
 ) -> Group:
     """One pair as a group of two rollouts that an expert wrote. Raises ExampleDropped, with a cause to count
-    by: a pair whose one side is too long is dropped whole.
+    by: a pair whose one side is too long is dropped whole. `payload["weight"]` multiplies the weights of both
+    sides' tokens; `payload["margin"]` is what objectives that read margins ask of the pair (counter
+    `pair_margin`).
     """
+    weight, margin = example_weight(task), _margin(task)
     rollouts = []
     for attempt, (side, messages) in enumerate(zip(SIDES, pair_messages(task), strict=True)):
         try:
-            trace = supervised_trace(renderer, messages, tools=tools_of(task))
+            trace = supervised_trace(renderer, messages, tools=tools_of(task), weight=weight)
         except (RenderError, SchemaError) as error:
             raise ExampleDropped("not_renderable", f"task {task.id}: {side}: {error}") from error
         if max_length is not None and len(trace) > max_length:
@@ -82,7 +98,12 @@ def preference_group(
                 f"task {task.id}: its {side} conversation has {len(trace)} tokens, above max_length "
                 f"{max_length}: the pair is dropped, not cut",
             )
-        trained = float((trace.column("train") > 0).sum())
+        counters = {
+            "tokens": float(len(trace)),
+            "trained_tokens": float((trace.column("train") > 0).sum()),
+        }
+        if margin:
+            counters[PAIR_MARGIN] = margin
         rollouts.append(
             Rollout(
                 task=task,
@@ -94,7 +115,7 @@ def preference_group(
                 source="expert",
                 messages=messages,
                 preference="chosen" if side == "chosen" else "rejected",
-                counters={"tokens": float(len(trace)), "trained_tokens": trained},
+                counters=counters,
             )
         )
     return Group(group_id, issue, rollouts, "preference")

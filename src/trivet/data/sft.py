@@ -31,7 +31,7 @@ NO_REWARD = Unscored("supervised", "an example to imitate; nothing is scored")
 
 class ExampleDropped(ValueError):
     """An example that cannot be trained. `cause` is a word to count by: too_long, not_trained, no_answer,
-    not_renderable."""
+    not_renderable, bad_weight; of pairs also same_answers, bad_margin."""
 
     def __init__(self, cause: str, text: str) -> None:
         super().__init__(text)
@@ -79,8 +79,8 @@ def tools_of(task: Task) -> list[Mapping[str, Any]]:
     return tools
 
 
-def _weight(task: Task) -> float:
-    """The example's own weight, `payload["weight"]`, by default 1."""
+def example_weight(task: Task) -> float:
+    """The example's own weight, `payload["weight"]`, by default 1. Raises ExampleDropped."""
     weight = task.payload.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise ExampleDropped(
@@ -93,7 +93,7 @@ def _trace(task: Task, renderer: Renderer, messages: Sequence[Message], tools: S
     if not any(m.role == "assistant" and m.train != 0 for m in messages):
         raise ExampleDropped("not_trained", f"task {task.id}: no assistant message has a loss weight above 0")
     try:
-        return supervised_trace(renderer, messages, tools=tools, weight=_weight(task))
+        return supervised_trace(renderer, messages, tools=tools, weight=example_weight(task))
     except (RenderError, SchemaError) as error:
         raise ExampleDropped("not_renderable", f"task {task.id}: {error}") from error
 
@@ -134,6 +134,8 @@ def to_task(record: Task | Mapping[str, Any]) -> Task:
     if isinstance(record, Task):
         return record
     payload = {key: record[key] for key in ("response", "tools") if record.get(key)}
+    if record.get("weight") is not None:
+        payload["weight"] = record["weight"]
     if record.get("messages"):
         messages = tuple(m if isinstance(m, Message) else Message.from_dict(m) for m in record["messages"])
     elif isinstance(record.get("prompt"), str) and record["prompt"]:
@@ -217,7 +219,8 @@ def sft_groups(
     epoch: int = 0,
     max_length: int | None = None,
 ) -> SftGroups:
-    """Supervised tasks, or records with `messages` or `prompt` and `response`, as groups of one.
+    """Supervised tasks, or records with `messages` or `prompt` and `response`, as groups of one; a record's
+    `weight` multiplies its tokens' weights.
 
     `max_length` (tokens of the whole rendered example): longer ones are dropped and counted, never cut.
     """

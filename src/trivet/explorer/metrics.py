@@ -18,8 +18,8 @@ def unscored_causes(rollouts: Sequence[Rollout]) -> Counter[str]:
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """reward/...: over all scored rollouts, and over groups with at least one score."""
-    rollouts = [r for group in groups for r in group.rollouts if r.role == "train"]
+    """reward/...: over the policy's scored rollouts; group/...: over groups with at least one score."""
+    rollouts = [r for group in groups for r in group.rollouts if r.role == "train" and r.source != "expert"]
     scored = [r for r in rollouts if r.score is not None]
     out: dict[str, float] = {"reward/unscored": 1 - len(scored) / len(rollouts) if rollouts else 0.0}
     for cause, n in unscored_causes(rollouts).items():

@@ -412,7 +412,8 @@ class StageRun:
         out = {"train/prompts": float(len(filled.accepted)), "buffer/replayed": float(experience.replayed)}
         if self.stage.mode == "both":
             lag = step - 1 - sampled_after(step, settings.sync.interval, 0)
-            rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.role == "train"]
+            trained = (r for group in groups for r in group.rollouts if r.role == "train")
+            rollouts = [r for r in trained if r.source != "expert"]
             out |= reward_metrics(groups) | rollout_metrics(rollouts) | conduct_metrics(rollouts)
             out |= filled.metrics() | {"buffer/lag": float(lag)}
             if groups:

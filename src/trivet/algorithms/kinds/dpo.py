@@ -14,8 +14,9 @@ Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 def of_pairs(kind: str, objective: PartSpec, credit: Part | None = None) -> Algorithm:
-    """An algorithm over preference pairs (mode train): every pair, or answer, weighs the same."""
-    weights = make_part("aggregation", "sequence_mean")
+    """An algorithm over preference pairs (mode train): every pair, or answer, weighs the same, or what
+    `payload.weight` says."""
+    weights = make_part("aggregation", "weighted_sequence_mean")
     stream = StreamSpec("preference", make_part("objective", objective), weights)
     return Algorithm(
         kind,
@@ -29,7 +30,9 @@ def of_pairs(kind: str, objective: PartSpec, credit: Part | None = None) -> Algo
 
 @register_algorithm("dpo")
 def dpo(*, beta: Positive = 0.1, label_smoothing: Smoothing = 0.0) -> Algorithm:
-    """loss = mean over pairs of -log sigmoid(beta (h_c - h_r)), h = log pi(y) - log pi_ref(y).
+    """loss = mean over pairs of -log sigmoid(beta (h_c - h_r) - m), h = log pi(y) - log pi_ref(y).
+
+    m is the pair's own margin (`fields: {payload.margin: COLUMN}`), else 0; `payload.weight` weighs a pair.
 
     Source: Rafailov et al. 2023, "Direct preference optimization". The reference is the model the stage
     started from, or `models: reference`. `beta`: small lets the policy go far from it. See the objective

@@ -7,32 +7,63 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trivet.algorithms.base import Algorithm, Part, StreamSpec
-from trivet.algorithms.experts import OldSuccesses, by_expert, by_policy
+from trivet.algorithms.base import Algorithm, AlgorithmError, Part, StreamSpec
+from trivet.algorithms.experts import OldSuccesses, Share, WithoutExperts, by_expert, by_policy
 from trivet.algorithms.kinds.policy_gradient import policy_gradient, preset
 from trivet.algorithms.registry import PartSpec, make_part, register_algorithm
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 def _mixed(
     frame: Algorithm, imitation: StreamSpec, reward_scale: float, reward_control: Part | None
 ) -> Algorithm:
-    """A policy gradient on the policy's rollouts beside a stream of imitation."""
+    """A policy gradient on the policy's rollouts, compared with each other, beside a stream of imitation."""
     first, *others = frame.streams
     scaled = replace(first, scale=reward_scale, select=by_policy, control=reward_control)
     others = [replace(stream, select=by_policy) for stream in others]
     consumes = frame.consumes | ({"sft"} if imitation.select is by_expert else frozenset())
-    return replace(frame, streams=(scaled, *others, imitation), consumes=frozenset(consumes))
+    credit = _own_credit(frame)
+    return replace(frame, streams=(scaled, *others, imitation), consumes=frozenset(consumes), credit=credit)
+
+
+def _own_credit(frame: Algorithm) -> Part | None:
+    """The frame's credit, blind to an expert's rewards."""
+    credit = frame.credit
+    return None if credit is None else replace(credit, call=WithoutExperts(credit.call))
+
+
+def _joined(frame: Algorithm) -> Algorithm:
+    """A policy gradient on the policy's and an expert's rows, compared together, under one denominator.
+
+    An expert's tokens have no sampler: corrections that read one are the policy's rows' alone.
+    """
+    if frame.proximal == "behaviour":
+        raise AlgorithmError(
+            "imitate: in_loss takes the ratio of an expert's tokens to the policy the update starts from; an "
+            "expert's tokens have no sampler: set proximal: recompute"
+        )
+    first, *others = frame.streams
+    if first.objective.traits.get("behaviour"):
+        raise AlgorithmError(
+            f"objective {first.objective.name!r} reads the sampler's log-probabilities, and an expert's "
+            "tokens have none: with imitate: in_loss take another, e.g. ppo_clip"
+        )
+    weights = first.aggregation
+    own, foreign = (replace(weights, call=Share(weights.call, who)) for who in (by_policy, by_expert))
+    kept = tuple(part for part in first.corrections if not part.traits.get("behaviour"))
+    expert = replace(first, name="expert", aggregation=foreign, corrections=kept)
+    others = [replace(stream, select=by_policy) for stream in others]
+    return replace(frame, streams=(replace(first, aggregation=own), *others, expert))
 
 
 @register_algorithm("mix", extends=policy_gradient)
 def mix(
     *,
-    mu: Share = 0.1,
+    mu: Fraction = 0.1,
     schedule: Literal["fixed", "entropy", "alternate"] = "fixed",
     period: Annotated[int, Field(ge=2)] = 2,
-    imitate: Literal["expert", "own"] = "expert",
+    imitate: Literal["expert", "own", "in_loss"] = "expert",
     threshold: float = 1.0,
     older: bool = True,
     **parts: Any,
@@ -44,9 +75,19 @@ def mix(
     (see the control entropy_share); alternate: every `period`-th step imitates only, the others learn from
     rewards only, mu is not used. `imitate: own`: no expert; what is imitated are the policy's own rollouts
     with a reward of at least `threshold`, with `older` only those of earlier versions than the batch's
-    newest. The policy gradient is GRPO's unless its parts are changed.
+    newest. `imitate: in_loss`: an expert's rollouts that the environment puts into a group (source expert,
+    with a reward) are compared with the policy's and trained by the same policy gradient, their ratio
+    starting at 1 (Yan et al. 2025, "Learning to reason under off-policy guidance", LUFFY, without its
+    shaping); there is no `expert:`, and mu is not used. The policy gradient is GRPO's unless its parts are
+    changed.
     """
     frame = preset({}, parts)
+    if imitate == "in_loss":
+        if schedule != "fixed":
+            raise AlgorithmError(
+                f"schedule {schedule} moves mu, which imitate: in_loss does not use; drop it"
+            )
+        return _joined(frame)
     scales, controls = {"imitate": mu, "reward": 1 - mu}, dict.fromkeys(("imitate", "reward"))
     if schedule == "alternate":
         scales = {"imitate": 0.0, "reward": 1.0}
@@ -73,8 +114,8 @@ def mix(
 def chord(
     *,
     variant: Literal["mu", "phi"] = "mu",
-    mu: Share = 0.9,
-    end: Share = 0.05,
+    mu: Fraction = 0.9,
+    end: Fraction = 0.05,
     steps: Annotated[int, Field(gt=0)] = 200,
     **parts: Any,
 ) -> Algorithm:

@@ -31,11 +31,11 @@ def reward_model(*, objective: PartSpec = "bradley_terry") -> Algorithm:
     """
     if isinstance(objective, dict):
         objective = {"kind": "bradley_terry", **objective}
-    # One position per answer: sequence_mean gives each 1 / answers, a pair 2 / answers = 1 / pairs.
+    # One position per answer: each gets 1 / answers, a pair 2 / answers = 1 / pairs (or its weight's share).
     stream = StreamSpec(
         "preference",
         make_part("objective", objective),
-        make_part("aggregation", "sequence_mean"),
+        make_part("aggregation", "weighted_sequence_mean"),
         select=last_trained,
     )
     return Algorithm(

@@ -10,8 +10,9 @@ from trivet.algorithms.registry import PartSpec, make_part, register_algorithm
 def sft(*, aggregation: PartSpec = "token_mean") -> Algorithm:
     """loss = sum over t of w_t * -log pi(t); w_t from the recorded train weights (message times sample).
 
-    `aggregation`: token_mean (default) weighs every token alike, sequence_mean every example
-    (an example's own weight then cancels out; those of its messages against each other stay).
+    `aggregation`: token_mean (default) weighs every token alike, sequence_mean every example (an example's
+    own weight then cancels out; those of its messages against each other stay), weighted_sequence_mean every
+    example by its own weight.
     """
     stream = StreamSpec("ce", make_part("objective", "cross_entropy"), make_part("aggregation", aggregation))
     return Algorithm("sft", (stream,), consumes=frozenset({"sft"}), modes=frozenset({"train"}))

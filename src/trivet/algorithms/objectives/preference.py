@@ -1,5 +1,5 @@
 """Losses of preferred and rejected answers. A unit is a pair (KTO: an answer); a unit's weight is the sum of
-its tokens' weights, so that `sequence_mean` gives every pair 1 / pairs.
+its tokens' weights: `weighted_sequence_mean` gives every pair 1 / pairs, or its weight's share.
 
 With h(y) = sum over the answer's tokens of log pi(t) - log pi_ref(t).
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from trivet.algorithms.base import AlgorithmError, Batch, Level, ObjectiveInputs, UnitKind
+from trivet.algorithms.base import PAIR_MARGIN, AlgorithmError, Batch, Level, ObjectiveInputs, UnitKind
 from trivet.algorithms.registry import register_credit, register_objective
 
 if TYPE_CHECKING:
@@ -36,6 +36,24 @@ def _sides(x: ObjectiveInputs) -> tuple[Tensor, Tensor]:
     return chosen, rejected
 
 
+def pair_margin(x: ObjectiveInputs) -> Tensor:
+    """(_U,) the margin recorded for each pair; 0 where there is none."""
+    import torch
+
+    if PAIR_MARGIN not in x.columns:
+        return x.weight_P.new_zeros(x.units)
+    return unit_sum(x, x.columns[PAIR_MARGIN]) / unit_sum(x, torch.ones_like(x.weight_P))
+
+
+def _no_margin(x: ObjectiveInputs, name: str) -> None:
+    """Raises AlgorithmError for pairs whose margins would be passed over in silence."""
+    if PAIR_MARGIN in x.columns and bool((x.columns[PAIR_MARGIN] != 0).any()):
+        raise AlgorithmError(
+            f"pairs of the batch have a margin, which {name} does not read; take dpo, cdpo or reward_model, "
+            "or map no column to payload.margin"
+        )
+
+
 def _pair_stats(chosen_U: Tensor, rejected_U: Tensor, loss_U: Tensor) -> dict[str, Tensor]:
     """Of implicit rewards: their means, the margin, and how often the chosen one's is larger."""
     gap = (chosen_U - rejected_U).detach()
@@ -51,10 +69,12 @@ def _pair_stats(chosen_U: Tensor, rejected_U: Tensor, loss_U: Tensor) -> dict[st
 @register_objective("dpo")
 @dataclass(frozen=True)
 class DPO:
-    """l = -(1 - s) log sigmoid(beta (h_c - h_r)) - s log sigmoid(-beta (h_c - h_r)), s = `label_smoothing`.
+    """l = -(1 - s) log sigmoid(z) - s log sigmoid(-z), z = beta (h_c - h_r) - m, s = `label_smoothing`, m the
+    pair's own margin (0 unless the data has one).
 
     Source: Rafailov et al. 2023, "Direct preference optimization", equation 7; with s > 0 the conservative
-    form (cDPO) of Mitchell 2023 for labels that are wrong with probability s. beta h is the implicit reward.
+    form (cDPO) of Mitchell 2023 for labels that are wrong with probability s; m: Amini et al.
+    2024, "Direct preference optimization with an offset". beta h is the implicit reward.
     """
 
     beta: Positive = 0.1
@@ -71,7 +91,7 @@ class DPO:
         c, r = _sides(x)
         h = x.logp_P - x.ref_P
         chosen, rejected = self.beta * unit_sum(x, c * h), self.beta * unit_sum(x, r * h)
-        z, s = chosen - rejected, self.label_smoothing
+        z, s = chosen - rejected - pair_margin(x), self.label_smoothing
         log_sigmoid = torch.nn.functional.logsigmoid
         loss = -(1 - s) * log_sigmoid(z) - s * log_sigmoid(-z)
         return unit_sum(x, x.weight_P) * loss, _pair_stats(chosen, rejected, loss)
@@ -97,6 +117,7 @@ class IPO:
     def __call__(self, x: ObjectiveInputs) -> tuple[Tensor, dict[str, Tensor]]:
         if x.ref_P is None:
             raise AlgorithmError("ipo reads ref_P, which is missing")
+        _no_margin(x, "ipo")
         c, r = _sides(x)
         h = x.logp_P - x.ref_P
         chosen, rejected = unit_sum(x, c * h), unit_sum(x, r * h)
@@ -123,6 +144,7 @@ class ORPO:
     def __call__(self, x: ObjectiveInputs) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
+        _no_margin(x, "orpo")
         c, r = _sides(x)
         chosen = unit_sum(x, c * x.logp_P) / unit_sum(x, c)
         rejected = unit_sum(x, r * x.logp_P) / unit_sum(x, r)
@@ -177,6 +199,7 @@ class KTO:
 
         if x.ref_P is None or x.advantage_P is None or "reference_kl" not in x.columns:
             raise AlgorithmError("kto reads ref_P and what the credit kto_reference gives")
+        _no_margin(x, "kto")
         tokens = unit_sum(x, torch.ones_like(x.logp_P))
         h = unit_sum(x, x.logp_P - x.ref_P)
         sign = unit_sum(x, x.advantage_P) / tokens

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from trivet.algorithms.base import Level, Model, ObjectiveInputs, UnitKind
+from trivet.algorithms.objectives.preference import pair_margin
 from trivet.algorithms.registry import register_objective
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class ValueLoss:
 @register_objective("bradley_terry")
 @dataclass(frozen=True)
 class BradleyTerry:
-    """l = -log sigmoid(r_chosen - r_rejected - margin), one term per pair; r read at an answer's last token.
+    """l = -log sigmoid(r_chosen - r_rejected - m), one term per pair; r read at an answer's last token; m:
+    `margin` plus the pair's own, where the data has one.
 
     Source: Bradley & Terry 1952; as the loss of a reward model Stiennon et al. 2020, Ouyang et al. 2022; the
     margin: Touvron et al. 2023, "Llama 2", equation 2. A pair weighs what its two positions weigh together. A
@@ -80,7 +82,7 @@ class BradleyTerry:
         means = [per_unit(x.value_P * s) / n.clamp_min(1) for s, n in zip(sides, counts, strict=True)]
         paired = ((counts[0] > 0) & (counts[1] > 0)).to(x.value_P.dtype)
         gap = means[0] - means[1]
-        loss = -torch.nn.functional.logsigmoid(gap - self.margin)
+        loss = -torch.nn.functional.logsigmoid(gap - self.margin - pair_margin(x))
         seen = gap.detach() * paired
         stats = {
             "unit/accuracy": (seen > 0).sum().to(gap.dtype),
