@@ -13,6 +13,7 @@ from tests.runtime.support import TINY, killed_at, metrics, numbers, weights
 
 from trivet.recipe import RecipeError, load_recipe
 from trivet.runtime import run_recipe
+from trivet.runtime.reader import NothingToRead
 
 
 def recipe(folder: Path, algorithm: Any, *overrides: str, **stage: Any) -> Any:
@@ -83,3 +84,40 @@ def test_a_pair_is_read_whole(tmp_path: Path) -> None:
         run_recipe(recipe(tmp_path, "dpo", batch={"prompts": 8, "group": 2}), quiet=True)
     with pytest.raises(RecipeError, match="mode both does not suit dpo"):
         run_recipe(recipe(tmp_path, "dpo", mode="both"), quiet=True)
+
+
+def labelled(folder: Path) -> Path:
+    """Answers of digits called good, of letters called bad; no prompt has both."""
+    rng, path = np.random.default_rng(1), folder / "labelled.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for n in range(64):
+            good = n % 2 == 0
+            answer = "".join(rng.choice(list("0123456789" if good else "abcdefghij"), 4))
+            file.write(json.dumps({"prompt": f"{n:02d}=", "response": answer, "label": good}) + "\n")
+    return path
+
+
+def test_kto_learns_from_single_answers(tmp_path: Path) -> None:
+    tasks = [{"source": str(labelled(tmp_path))}]
+    run_recipe(recipe(tmp_path, {"kind": "kto", "beta": 0.5}, tasks=tasks), quiet=True)
+    lines = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"] - 0.05
+    last = lines[-1]
+    rejected = last["train/preference/reward"] - last["train/preference/desirable_reward"]
+    assert last["train/preference/desirable_reward"] > rejected
+
+
+def test_what_compares_two_answers_refuses_single_ones(tmp_path: Path) -> None:
+    tasks = [{"source": str(labelled(tmp_path))}]
+    with pytest.raises(NothingToRead, match=r"lone_answer 64"):
+        run_recipe(recipe(tmp_path, "dpo", tasks=tasks), quiet=True)
+
+
+def test_dpo_with_adapters_needs_no_second_model(tmp_path: Path) -> None:
+    lora = {"lr": 5e-2, "lora": {"rank": 4, "alpha": 8}}
+    run_recipe(recipe(tmp_path, "dpo", trainer=lora), quiet=True)
+    lines = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert lines[0]["train/loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert lines[-1]["train/accuracy"] > 0.7
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"]

@@ -364,6 +364,11 @@ class Algorithm:
         return self.credit is not None and bool(self.credit.traits.get("greedy", False))
 
     @property
+    def compares(self) -> bool:
+        """A stream is taken over whole groups: half a preference pair teaches it nothing."""
+        return any(stream.unit == "group" for stream in self.streams)
+
+    @property
     def critic(self) -> bool:
         """A value model is trained beside the policy."""
         return any(s.model == "critic" for s in self.streams)

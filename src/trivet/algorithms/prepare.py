@@ -55,7 +55,7 @@ def prepare(
         if max_staleness is not None:
             keeps.append(("stale", age_T <= max_staleness))
     keeps += [(part.name, _keep(batch, part(batch), f"mask {part.name!r}")) for part in algorithm.masks]
-    if algorithm.consumes == {"preference"}:
+    if algorithm.consumes == {"preference"} and algorithm.compares:
         keeps.append(("lone_side", _paired(batch, mask_T, [keep_T for _, keep_T in keeps])))
     for cause, keep_T in keeps:  # a name may come twice: one part with different options
         kept_T = np.where(keep_T, mask_T, 0.0)

@@ -89,6 +89,8 @@ def _composition(algorithm: Algorithm) -> str:
         parts += [f"control `{stream.control.name}`"] if stream.control else []
         words.append(f"stream `{stream.name}` ({', '.join(parts)})")
     trains = {"rollout": "rollouts", "sft": "worked examples", "preference": "preference pairs"}
+    if not algorithm.compares:
+        trains["preference"] = "preference pairs and single answers called good or bad"
     on = " and ".join(trains[kind] for kind in sorted(algorithm.consumes))
     text = f"Trains on {on}. Made of: {'; '.join(words)}."
     return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)

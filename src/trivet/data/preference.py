@@ -1,4 +1,5 @@
-"""Preference pairs: of two answers to one conversation, the chosen and the rejected, as a group of two."""
+"""Preferences: of two answers to one conversation, the chosen and the rejected, as a group of two; or one
+answer that somebody called good or bad, as a group of one."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivet.algorithms.base import PAIR_MARGIN
-from trivet.data.sft import ExampleDropped, example_weight, tools_of
+from trivet.data.sft import ExampleDropped, conversation, example_weight, tools_of
 from trivet.render import Renderer, RenderError, supervised_trace
 from trivet.types import Group, IssueKey, Message, Rollout, SchemaError, Task, Termination, Unscored
 
@@ -72,6 +73,18 @@ def _margin(task: Task) -> float:
     return float(margin)
 
 
+def _label(task: Task) -> bool | None:
+    """What `payload["label"]` says of the one answer; None: the task is a pair. Raises ExampleDropped."""
+    label = task.payload.get("label")
+    if label is None or any(task.payload.get(side) is not None for side in SIDES):
+        return None
+    if label not in (True, False):  # 0 and 1 too
+        raise ExampleDropped(
+            "bad_label", f"task {task.id}: label is {label!r}; it must be true (a good answer) or false"
+        )
+    return bool(label)
+
+
 def preference_group(
     task: Task,
     renderer: Renderer,
@@ -79,15 +92,32 @@ def preference_group(
     *,
     group_id: str,
     max_length: int | None = None,
+    lone: bool = True,
 ) -> Group:
     """One pair as a group of two rollouts that an expert wrote. Raises ExampleDropped, with a cause to count
     by: a pair whose one side is too long is dropped whole. `payload["weight"]` multiplies the weights of both
     sides' tokens; `payload["margin"]` is what objectives that read margins ask of the pair (counter
     `pair_margin`).
+
+    A task with one answer, as in a supervised task, and `payload["label"]` (true: good) is a group of one,
+    the chosen or the rejected; with `lone` false it is refused, since there is nothing to compare it with.
     """
+    label = _label(task)
+    if label is None:
+        sides = list(zip(SIDES, pair_messages(task), strict=True))
+    elif lone:
+        sides = [("chosen" if label else "rejected", conversation(task)[0])]
+        if all(m.train == 0 for m in sides[0][1] if m.role == "assistant"):
+            raise ExampleDropped("not_trained", f"task {task.id}: no assistant message has a weight above 0")
+    else:
+        raise ExampleDropped(
+            "lone_answer",
+            f"task {task.id} has one answer and a label; this algorithm compares two answers (chosen and "
+            "rejected): take kto, which judges answers one by one",
+        )
     weight, margin = example_weight(task), _margin(task)
     rollouts = []
-    for attempt, (side, messages) in enumerate(zip(SIDES, pair_messages(task), strict=True)):
+    for attempt, (side, messages) in enumerate(sides):
         try:
             trace = supervised_trace(renderer, messages, tools=tools_of(task), weight=weight)
         except (RenderError, SchemaError) as error:

@@ -31,7 +31,7 @@ NO_REWARD = Unscored("supervised", "an example to imitate; nothing is scored")
 
 class ExampleDropped(ValueError):
     """An example that cannot be trained. `cause` is a word to count by: too_long, not_trained, no_answer,
-    not_renderable, bad_weight; of pairs also same_answers, bad_margin."""
+    not_renderable, bad_weight; of preferences also same_answers, bad_margin, bad_label, lone_answer."""
 
     def __init__(self, cause: str, text: str) -> None:
         super().__init__(text)

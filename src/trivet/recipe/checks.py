@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from trivet.recipe.memory import ModelShape
+from trivet.recipe.memory import ModelShape, model_type
 from trivet.recipe.problems import nearest
 from trivet.recipe.schedule import FORMULA, lag
 from trivet.recipe.schema import Eval, Recipe, Stage, TinyModel, Until
@@ -47,6 +47,9 @@ HOW_TO_PROVIDE = {
 }
 
 
+ROUTED = ("qwen3_moe", "glm4_moe", "mixtral", "olmoe")
+"""`model_type` of the mixtures of experts whose routes can be recorded and replayed."""
+
 _ENDS = ("steps", "epochs", "max_seconds", "until", "phases")
 _EVAL_METRICS = ("reward", "length", "truncated", "unscored")
 
@@ -73,7 +76,7 @@ def check_recipe(
     for stage in recipe.stages:
         variants = {stage.name: stage}
         variants |= {f"{stage.name}@{p.from_step}": stage.at(p.from_step) for p in stage.phases}
-        found: dict[str, None] = dict.fromkeys(_models(recipe, stage))
+        found: dict[str, None] = dict.fromkeys((*_models(recipe, stage), *_routes(recipe, stage)))
         for name, variant in variants.items():
             found |= dict.fromkeys(_stage(variant, tasks.get(stage.name), shape))
             algorithm = algorithms.get(name, algorithms.get(stage.name))
@@ -124,6 +127,18 @@ def _models(recipe: Recipe, stage: Stage) -> Iterator[str]:
             yield f"env_args.model {kind}:{name} names none of the {what} ({has}){nearest(name, known[kind])}"
 
 
+def _routes(recipe: Recipe, stage: Stage) -> Iterator[str]:
+    """Replayed routes need a mixture of experts of a known family; seen where the configuration is here."""
+    if not stage.trainer.replay_routes or stage.mode == "bench":
+        return
+    kind = "a dense model" if isinstance(recipe.policy.model, TinyModel) else model_type(recipe)
+    if kind is not None and kind not in ROUTED:
+        yield (
+            f"trainer.replay_routes: the policy is {kind}; routes are replayed in "
+            f"{', '.join(ROUTED)}: take out replay_routes and engine.routes"
+        )
+
+
 def _stage(stage: Stage, tasks: int | None, shape: ModelShape | None) -> Iterator[str]:
     yield from _taskset(stage, tasks)
     yield from _eval(stage)
@@ -138,6 +153,8 @@ def _stage(stage: Stage, tasks: int | None, shape: ModelShape | None) -> Iterato
         yield "max_length is for supervised stages; sampling.max_tokens bounds what is sampled"
     if stage.trainer.replay_routes and not stage.engine.routes:
         yield "trainer.replay_routes has nothing to replay; set engine.routes: true too"
+    if stage.engine.routes and not stage.trainer.replay_routes:
+        yield "engine.routes stores routes that nobody reads; set trainer.replay_routes: true, or take it out"
     if stage.mode == "both":
         yield from _sampling(stage)
     if limit and stage.mode == "both" and stage.sampling.max_tokens >= limit:
@@ -271,6 +288,8 @@ def _algorithm(stage: Stage, algorithm: AlgorithmLike, has: Mapping[str, str]) -
             f"mode train has no rollouts for {kind}: replaying stored ones is not available in this version; "
             "set mode: both"
         )
+    if getattr(algorithm, "produces", "policy") == "reward_model" and stage.trainer.lora is not None:
+        yield f"{kind} trains a head that adapters do not reach: take out trainer.lora, or freeze the body"
     if getattr(algorithm, "produces", "policy") == "reward_model" and stage.eval.tasks:
         yield f"{kind} trains a model that scores and answers nothing: take out eval.tasks (and until)"
     if stage.mode != "train" and "rollout" in algorithm.consumes and group < algorithm.group_min:

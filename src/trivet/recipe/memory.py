@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from trivet.recipe.schema import Recipe, Stage, TinyModel
+from trivet.recipe.schema import Lora, Recipe, Stage, TinyModel
 
 BYTES = {"float32": 4, "bfloat16": 2}
 _PROMPT = 256  # tokens assumed for a prompt whose length is not known
@@ -41,6 +42,18 @@ class ModelShape:
         layer = attention + 3 * self.hidden * self.mlp + 2 * self.hidden
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * layer + self.hidden
+
+    def adapters(self, lora: Lora) -> int:
+        """Numbers in the adapters: rank * (in + out) per adapted layer."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        wide = {"q_proj": queries, "o_proj": queries, "k_proj": keys, "v_proj": keys}
+        wide |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.mlp)
+        hit = [
+            size
+            for name, size in wide.items()
+            if not lora.targets or any(name == t or fnmatchcase(f"model.{name}", t) for t in lora.targets)
+        ]
+        return self.layers * lora.rank * sum(size + self.hidden for size in hit)
 
     @property
     def cached_per_token(self) -> int:
@@ -88,6 +101,15 @@ class ModelShape:
         )
 
 
+def model_type(recipe: Recipe) -> str | None:
+    """What the policy's own configuration calls its family, where it is a local directory."""
+    try:
+        config = json.loads((Path(str(recipe.policy.model)) / "config.json").read_text(encoding="utf-8"))
+        return str(config["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def policy_shape(recipe: Recipe) -> ModelShape | None:
     """The policy's shape where it can be known without a download: a tiny model, or a local directory."""
     model = recipe.policy.model
@@ -110,8 +132,14 @@ def memory_parts(
     if stage.mode != "bench":
         trained = BYTES[stage.trainer.dtype]
         parts["trainer: weights"] = shape.parameters * trained
-        parts["trainer: gradients"] = shape.parameters * trained
-        parts["trainer: optimiser (two moments)"] = shape.parameters * 8
+        moving = shape.parameters
+        if stage.trainer.lora is not None:
+            moving = shape.adapters(stage.trainer.lora)
+            parts["trainer: adapters"] = moving * trained
+            parts["trainer: merged weights, when they are published"] = shape.parameters * trained
+            reference = reference and "reference" in recipe.models  # else: the adapters off
+        parts["trainer: gradients"] = moving * trained
+        parts["trainer: optimiser (two moments)"] = moving * 8
         if reference:
             parts["trainer: reference policy"] = shape.parameters * trained
         if critic:

@@ -37,6 +37,7 @@ _ORDER = (
     schema.Window,
     schema.Expert,
     schema.Trainer,
+    schema.Lora,
     schema.Checkpoints,
     schema.Eval,
     schema.Until,

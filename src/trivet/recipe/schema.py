@@ -192,6 +192,17 @@ class Explorer(Section):
     window: Window | None = Field(default=None, description="which groups are accepted; default: all")
 
 
+class Lora(Section):
+    """Low-rank adapters beside frozen weights; what samples and what is exported is merged."""
+
+    rank: PositiveInt = Field(default=16, description="r, width of the adapters")
+    alpha: float = Field(default=32.0, gt=0, description="the adapters' output is multiplied by alpha / rank")
+    targets: list[str] = Field(
+        default_factory=list,
+        description="layers, by name or glob pattern, e.g. q_proj; empty: all linear layers but the head",
+    )
+
+
 class Trainer(Section):
     """How the policy is updated."""
 
@@ -215,6 +226,7 @@ class Trainer(Section):
     )
     trainable: list[str] = Field(default_factory=list, description="glob patterns; empty: all")
     frozen: list[str] = Field(default_factory=list, description="glob patterns")
+    lora: Lora | None = Field(default=None, description="train low-rank adapters instead of the weights")
     share_prefix: bool = Field(default=True, description="compute what rows share (a group's prompt) once")
     head_chunk: PositiveInt = Field(
         default=1024, description="trained positions per pass through the vocabulary"
@@ -228,6 +240,15 @@ class Trainer(Section):
     max_bad_updates: PositiveInt = Field(
         default=3, description="NaN or infinite updates in a row before the run stops"
     )
+
+    @model_validator(mode="after")
+    def _adapters_alone(self) -> Trainer:
+        if self.lora is not None and (self.trainable or self.frozen):
+            raise ValueError(
+                "lora trains its adapters and nothing else: choose layers with lora.targets and take out "
+                "trainable and frozen"
+            )
+        return self
 
 
 class Checkpoints(Section):
@@ -346,7 +367,7 @@ FIXED_IN_PHASES = (
     *("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length"),
     # Read once, when the stage is put together:
     *("tasks", "engine", "checkpoints", "eval", "expert", "batch.micro_tokens", "explorer.concurrency"),
-    *("trainer.dtype", "trainer.gradient_checkpointing", "trainer.replay_routes"),
+    *("trainer.dtype", "trainer.gradient_checkpointing", "trainer.replay_routes", "trainer.lora"),
 )
 
 

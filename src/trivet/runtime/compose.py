@@ -205,13 +205,15 @@ def _source(
     context: int,
 ) -> Explorer | Reader:
     if stage.mode == "train":
+        algorithm = resolve(stage.algorithm)
         return Reader(
             ledger,
             games.by_id,
             renderer,
             max_length=stage.max_length,
             warn=run.monitor.warn,
-            pairs="preference" in resolve(stage.algorithm).consumes,
+            pairs="preference" in algorithm.consumes,
+            lone=not algorithm.compares,
         )
     assert engine is not None  # mode both always has one
     policy = Policy(

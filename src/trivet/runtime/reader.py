@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from trivet.buffer import StageLedger
 from trivet.data.preference import preference_group
@@ -24,8 +25,8 @@ class NothingToRead(RuntimeError):
 
 
 class Reader:
-    """Renders worked answers into groups of one, with `pairs` preferences into groups of two. What is longer
-    than `max_length` tokens is dropped."""
+    """Renders worked answers into groups of one, with `pairs` preferences into groups of two, with
+    `lone` also single answers called good or bad. What is longer than `max_length` tokens is dropped."""
 
     def __init__(
         self,
@@ -36,8 +37,9 @@ class Reader:
         max_length: int | None,
         warn: Callable[[str, str], None],
         pairs: bool = False,
+        lone: bool = False,
     ) -> None:
-        self._group = preference_group if pairs else sft_group
+        self._group = partial(preference_group, lone=lone) if pairs else sft_group
         self.ledger, self.games, self.renderer = ledger, games, renderer
         self.max_length, self.warn = max_length, warn
 

@@ -313,7 +313,7 @@ class StageRun:
         if self.synchroniser is None or self.synchroniser.step == step:
             return {}
         begin = time.monotonic()
-        tensors = await self.in_trainer(self.trainer.state_tensors)
+        tensors = await self.in_trainer(self.trainer.published_tensors)
         out = await self.synchroniser.sync(step, tensors, self.trainer.logprobs_of, self.in_trainer)
         return out | {"time/sync_s": time.monotonic() - begin}
 

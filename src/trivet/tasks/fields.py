@@ -14,7 +14,7 @@ from trivet.tasks.base import TasksetError, nearest
 from trivet.tasks.readers import Record
 from trivet.types import Message, SchemaError, Task, ToolCall, canonical_json
 
-KNOWN = ("prompt", "answer", "id", "messages", "response", "chosen", "rejected")
+KNOWN = ("prompt", "answer", "id", "messages", "response", "chosen", "rejected", "label")
 _PAIR = ("chosen", "rejected")
 _PROMPTS = ("prompt", "question", "problem", "instruction", "query")
 _PLACE = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
@@ -31,7 +31,8 @@ class FieldMap:
 
     Without a mapping of its own, a source with `messages` is read as conversations, else the first of prompt,
     question, problem, instruction, query is the prompt; conversations `chosen` and `rejected` (lists of
-    messages, or texts of Human: and Assistant: turns) bring their own. Two well-known shapes are then
+    messages, or texts of Human: and Assistant: turns) bring their own; a `label` of true or false beside an
+    answer says whether the answer is good. Two well-known shapes are then
     understood: an `answer` that ends in "#### 72" (GSM8K), and a `solution` with a box (MATH). Raises
     TasksetError for unknown fields and columns.
     """
@@ -70,6 +71,9 @@ class FieldMap:
         for ours in ("answer", "response", *_PAIR):
             if ours not in self.columns and ours in columns:
                 self.columns[ours] = ours
+        answered = {"messages", "response"} & set(self.columns)
+        if "label" not in self.columns and answered and isinstance(first.row.get("label"), bool):
+            self.columns["label"] = "label"
         self.solution = "solution" if "solution" in columns and "response" not in self.columns else None
 
     def _whole_pair(self, columns: list[str], first: Record) -> bool:
@@ -190,6 +194,8 @@ class FieldMap:
         for side in _PAIR:
             if side in self.columns:
                 payload[side] = self._side(record, side)
+        if "label" in self.columns:
+            payload["label"] = self._get(record, "label")
         if "response" in self.columns:
             payload["response"] = self._response(record)
         elif self.solution and isinstance(record.row.get(self.solution), str):

@@ -31,7 +31,8 @@ class Critic(ScalarTrainer):
 def critic_config(config: Config) -> Config:
     """The trainer's settings as the critic takes them: its own learning rate, all of it trained; the routes
     are the policy's and not its own."""
-    own = {"lr": config.critic_lr or config.lr, "trainable": [], "frozen": [], "replay_routes": False}
+    own: dict[str, Any] = {"lr": config.critic_lr or config.lr, "trainable": [], "frozen": []}
+    own |= {"lora": None, "replay_routes": False}
     return config.model_copy(update=own)
 
 

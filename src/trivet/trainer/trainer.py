@@ -14,12 +14,14 @@ import numpy as np
 import torch
 
 from trivet.algorithms.base import Batch, Model, PreparedBatch, Stream
-from trivet.algorithms.evaluate import finalise, merge, stream_loss
+from trivet.algorithms.evaluate import merge
 from trivet.recipe.schema import Trainer as Config
 from trivet.trainer import optim
-from trivet.trainer.head import Positions, Read, Slopes
+from trivet.trainer.head import Positions
+from trivet.trainer.lora import Adapters
 from trivet.trainer.model import PackedModel, load
 from trivet.trainer.packing import MicroBatch, Plan, plan
+from trivet.trainer.terms import Terms, cut, metrics, units_of
 from trivet.trainer.vocabulary import check_vocabulary
 from trivet.weights.moe import Replay
 
@@ -75,6 +77,7 @@ class Trainer:
         self.device = torch.device(device)
         module, self.source = self._load(model)
         optim.select(module, config.trainable, config.frozen)
+        self.adapters = Adapters(module, config.lora, seed=seed) if config.lora is not None else None
         optim.learning_rate(config, config.warmup_steps, total_steps)
         self.model = self.packed(
             module,
@@ -89,10 +92,10 @@ class Trainer:
         for name, other in (("reference", reference), ("teacher", teacher)):
             if other is not None and other != model:
                 check_vocabulary(name, other, model, len(module.get_input_embeddings().weight))
-        self._sources = {
-            "ref_logp": reference if reference is not None else model,
-            "teacher_logp": teacher,
-        }
+        # The model as it was handed over; with adapters off, this one is it.
+        self.start = model
+        own = reference is None or reference is model or (isinstance(model, str) and reference == model)
+        self._sources = {"ref_logp": model if own else reference, "teacher_logp": teacher}
         self._frozen: dict[str, PackedModel] = {}
 
     def _load(self, model: str | Path | torch.nn.Module) -> tuple[Any, Path | None]:
@@ -108,7 +111,8 @@ class Trainer:
         if fixed:
             raise ValueError(f"trainer.{fixed[0]} cannot change within a stage: start another stage")
         optim.learning_rate(config, config.warmup_steps, self.total_steps)
-        if (config.trainable, config.frozen) != (self.config.trainable, self.config.frozen):
+        moved = (config.trainable, config.frozen) != (self.config.trainable, self.config.frozen)
+        if moved and self.adapters is None:
             optim.select(self.model.module, config.trainable, config.frozen)
         optim.configure(self.optimiser, config)
         self.model.head.set_chunk(config.head_chunk)
@@ -145,8 +149,14 @@ class Trainer:
             if name == "proximal_logp":
                 batch.annotations[name] = self._logprobs(self.model, batch, only_T)
             elif name not in batch.annotations:
-                batch.annotations[name] = self._logprobs(self._frozen_model(name), batch, only_T)
+                batch.annotations[name] = self._frozen_logprobs(name, batch, only_T)
         return {"train/annotate_s": time.perf_counter() - begin} if wanted else {}
+
+    def _frozen_logprobs(self, name: str, batch: Batch, only_T: np.ndarray | None) -> np.ndarray:
+        if self.adapters is not None and self._sources[name] is self.start:
+            with self.adapters.off():
+                return self._logprobs(self.model, batch, only_T)
+        return self._logprobs(self._frozen_model(name), batch, only_T)
 
     def _frozen_model(self, name: str) -> PackedModel:
         """The model of an annotation, loaded when it is first asked for. ValueError when there is none."""
@@ -252,7 +262,7 @@ class Trainer:
         if not wanted_T.any():
             return {"train/skipped": 1.0, "train/loss": 0.0, "train/grad_norm": 0.0}
         begin = time.perf_counter()
-        grid = self._plan(prepared.batch, wanted_T, _units(prepared.batch, streams))
+        grid = self._plan(prepared.batch, wanted_T, units_of(prepared.batch, streams))
         clock = {"plan": time.perf_counter() - begin, "forward": 0.0, "backward": 0.0, "optim": 0.0}
         optim.clear_gradients(self.model.module)
         loss, stats, broken = 0.0, {}, None
@@ -274,7 +284,7 @@ class Trainer:
             self._step(parameters, norm, rate)
         clock["optim"] = time.perf_counter() - start
         seconds = time.perf_counter() - begin
-        return _metrics(streams, stats) | {
+        return metrics(streams, stats) | {
             "train/loss": loss,
             "train/grad_norm": norm,
             "train/lr": rate,
@@ -299,14 +309,14 @@ class Trainer:
         top = any(stream.spec.top for stream in streams)
         at, start = self._positions(batch, micro, top=top), time.perf_counter()
         clock["forward"] += start - begin
-        terms = _Terms(prepared, streams, micro.target_N)
+        terms = Terms(prepared, streams, micro.target_N)
         entropy = prepared.algorithm.entropy or "rollout" in prepared.algorithm.consumes
         states = hidden.detach()
         if any(stream.level == "unit" for stream in streams):
             whole = terms(slice(0, len(at)), head.logprobs(states, at, entropy=entropy))
             by_entropy = whole.entropy is not None
             d_hidden = head.backward(
-                states, at, lambda part, _: _cut(whole, at, part), entropy=by_entropy, keep=by_entropy
+                states, at, lambda part, _: cut(whole, at, part), entropy=by_entropy, keep=by_entropy
             )
         else:
             keep = prepared.algorithm.entropy
@@ -347,8 +357,13 @@ class Trainer:
     # -- weights ---------------------------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The weights by Hugging Face name, by reference, tied ones once."""
+        """All parameters by Hugging Face name (adapters too), by reference, tied ones once."""
         return {name: p.detach() for name, p in self.model.module.named_parameters()}
+
+    def published_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights the policy computes with, by the names a model without adapters has."""
+        own = self.state_tensors()
+        return own if self.adapters is None else self.adapters.published(own)
 
     def optimiser_tensors(self) -> dict[str, torch.Tensor]:
         """The optimiser's state as `quantity/parameter`, by reference."""
@@ -408,8 +423,16 @@ class Trainer:
         return logp.cpu().numpy()
 
     def export(self, directory: Path) -> Path:
-        """Write a Hugging Face directory: weights, configuration, generation settings, tokenizer files."""
-        self.model.export(Path(directory), self.source)
+        """Write a Hugging Face directory: weights, configuration, generation settings, tokenizer files.
+
+        Adapters are merged into the weights; alone they stand in its folder `adapter`, as PEFT reads them.
+        """
+        if self.adapters is None:
+            self.model.export(Path(directory), self.source)
+            return Path(directory)
+        with self.adapters.folded():
+            self.model.export(Path(directory), self.source)
+        self.adapters.write(Path(directory) / "adapter", str(self.source or ""))
         return Path(directory)
 
 
@@ -420,70 +443,3 @@ def routed_ids(batch: Batch) -> np.ndarray:
         return batch.ids_T
     key_T = np.concatenate([batch.ids_T[:, None], batch.routes_T.reshape(batch.tokens, -1)], 1)
     return np.unique(key_T, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
-
-
-class _Terms:
-    """The loss of the trained positions of one micro-batch, as the head asks for its derivative."""
-
-    def __init__(self, prepared: PreparedBatch, streams: list[Stream], target_N: np.ndarray) -> None:
-        self.prepared, self.streams, self.target_N = prepared, streams, target_N
-        self.loss, self.stats = 0.0, {}
-
-    def __call__(self, part: slice, read: Read) -> Slopes:
-        """The loss of a range by its log-probabilities, entropies (where an objective differentiates them)
-        and the entries' log-probabilities."""
-        logp, entropy, top = read.logp.detach().requires_grad_(), read.entropy, read.top
-        leaves = {"logp": logp}
-        if entropy is not None and self.prepared.algorithm.entropy:
-            entropy = leaves["entropy"] = entropy.detach().requires_grad_()
-        if top is not None:
-            top = leaves["top"] = top.detach().requires_grad_()
-        with torch.enable_grad():
-            total = logp.new_zeros(())
-            for stream in self.streams:
-                index_P = self.target_N[part]
-                loss, stats = stream_loss(
-                    self.prepared, stream, index_P, logp, entropy_P=entropy, top_logp_E=top
-                )
-                total = total + loss
-                merge(self.stats, stats)
-            grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        self.loss += float(total.detach())
-        found = dict(zip(leaves, grads, strict=True))
-        first = found.pop("logp")
-        return Slopes(torch.zeros_like(logp) if first is None else first, **found)
-
-
-def _cut(whole: Slopes, at: Positions, part: slice) -> Slopes:
-    """The slopes of a range of positions."""
-    top = whole.top
-    if top is not None and at.entries is not None:
-        top = top[int(at.entries[0][part.start]) : int(at.entries[0][part.stop])]
-    return Slopes(whole.logp[part], None if whole.entropy is None else whole.entropy[part], top)
-
-
-def _units(batch: Batch, streams: list[Stream]) -> np.ndarray:
-    """What stays in one micro-batch, by row: the widest unit of the unit-level streams, else the row."""
-    kinds = {stream.spec.unit for stream in streams if stream.level == "unit"}
-    if "group" in kinds:
-        return batch.group_N[batch.row_rollout_R]
-    return batch.row_rollout_R if "rollout" in kinds else np.arange(batch.rows)
-
-
-def _metrics(streams: list[Stream], stats: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Each stream's own, and under plain names those a reader looks for first."""
-    own = finalise(stats)
-    out = {f"train/{name}": value for name, value in own.items()}
-    for stream in streams:
-        for name, plain in (
-            ("entropy", "entropy"),
-            ("kl_k3", "kl"),
-            ("abs_log_diff", "gap"),
-            ("ess/sampler_ratio", "ess"),
-            ("clipped", "clipped"),
-            ("accuracy", "accuracy"),
-            ("margin", "margin"),
-        ):
-            if f"{stream.name}/{name}" in own:
-                out.setdefault(f"train/{plain}", own[f"{stream.name}/{name}"])
-    return out

@@ -65,6 +65,7 @@ def orpo(*, beta: Positive = 0.1) -> Algorithm:
 @register_algorithm("kto")
 def kto(*, beta: Positive = 0.1, desirable: Positive = 1.0, undesirable: Positive = 1.0) -> Algorithm:
     """loss = mean over answers of lambda (1 - sigmoid(+-beta (h - z0))). Source: Ethayarajh et al. 2024.
-    Answers are judged one by one. See the objective `kto` and the credit `kto_reference`."""
+    Answers are judged one by one: of pairs, or of rows with one answer and a `label` of true or false. See
+    the objective `kto` and the credit `kto_reference`."""
     objective = {"kind": "kto", "beta": beta, "desirable": desirable, "undesirable": undesirable}
     return of_pairs("kto", objective, make_part("credit", "kto_reference"))
