@@ -115,3 +115,18 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     held = [{"source": str(tmp_path / "examples.jsonl"), "name": "held", "env": "math"}]
     with pytest.raises(SetupError, match="also trained on"):
         run_recipe(mix(tmp_path, "mix", eval={"tasks": held}), quiet=True)
+
+
+def test_a_worked_answer_joins_its_group(tmp_path: Path) -> None:
+    """`demonstrate`: each task's own answer is scored by the verifier and learned from; 0 of the policy's own
+    attempts are right at first."""
+    rows = ({"prompt": f"{i}+1=", "answer": "7", "response": r"\boxed{7}"} for i in range(16))
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = [{"source": str(tmp_path / "p.jsonl"), "env": "math", "env_args": {"demonstrate": True}}]
+    algorithm = {"kind": "mix", "imitate": "in_loss"}
+    more: dict[str, Any] = {"epochs": None, "steps": 4, "sampling": {"max_tokens": 12}}
+    run_recipe(recipe(tmp_path, algorithm=algorithm, tasks=tasks, **more), quiet=True)
+    lines = [line for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert all(line["train/expert/tokens"] == 8 * 10 for line in lines)  # the box and the end of the turn
+    assert lines[0]["reward/mean"] == 0  # the policy's own
+    assert all(line["rollout/count"] == 8 * 4 for line in lines)

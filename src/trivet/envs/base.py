@@ -8,8 +8,10 @@ from abc import ABC, abstractmethod
 from typing import Protocol, Self
 
 from trivet.agents import Attempt, Policy
+from trivet.render import supervised_trace
 from trivet.types import Message, Pending, Reward, Rollout, Scored, Task, Termination, Unscored
 
+DEMONSTRATION = 1_000_000  # the attempt's number of a group's worked answer: after all that are played
 NOT_SCORED = Unscored("not_scored", "the environment has not scored it yet")
 
 
@@ -40,6 +42,7 @@ class SingleTurn(ABC):
     """
 
     score_limit_s: float | None = 120.0
+    demonstrate = False  # `env_args: {demonstrate: true}`, see `demonstration`
 
     @abstractmethod
     async def score(self, task: Task, message: Message, rollout: Rollout) -> Reward:
@@ -56,7 +59,29 @@ class SingleTurn(ABC):
         begin = time.perf_counter()
         rollout.reward = await self._judge(task, message, rollout)
         rollout.timings["score_s"] = time.perf_counter() - begin
+        if self.demonstrate and attempt.role == "train" and attempt.index == 0:
+            return [rollout, await self.demonstration(task, policy)]
         return [rollout]
+
+    async def demonstration(self, task: Task, policy: Policy) -> Rollout:
+        """The task's own worked answer, `payload["response"]`, as an expert's rollout: one for each group,
+        judged like the policy's. Raises ValueError where the task has none."""
+        response = task.payload.get("response")
+        if not isinstance(response, str) or not response:
+            raise ValueError(f"demonstrate: task {task.id} has no worked answer (payload.response)")
+        messages = [*policy.opening(task), Message("assistant", response)]
+        trace = await asyncio.to_thread(supervised_trace, policy.renderer, messages)
+        rollout = Rollout(
+            task,
+            trace,
+            NOT_SCORED,
+            Termination.FINISHED,
+            attempt=DEMONSTRATION,
+            source="expert",
+            messages=messages,
+        )
+        rollout.reward = await self._judge(task, messages[-1], rollout)
+        return rollout
 
     async def _judge(self, task: Task, message: Message, rollout: Rollout) -> Reward:
         if rollout.termination is Termination.DEADLINE:

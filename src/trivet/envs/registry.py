@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from trivet.envs.base import Environment
+from trivet.envs.base import Environment, SingleTurn
 from trivet.rewards.load import LoadError, load_object
 
 _Class = TypeVar("_Class", bound=Callable[..., Any])
@@ -96,9 +96,11 @@ def _check_args(name: str, cls: Callable[..., Any], args: dict[str, Any]) -> Non
 def make_env(name: str, **args: Any) -> Environment:
     """The environment a recipe names: registered, `module:Class`, `module.Class` or `file.py:Class`.
 
-    Raises EnvError on unknown names and arguments, missing arguments, and values that are refused.
+    `demonstrate` is understood by every `SingleTurn`. Raises EnvError on unknown names and arguments, missing
+    arguments, and values that are refused.
     """
     cls = _find(name)
+    demonstrate = args.pop("demonstrate", False)
     if not callable(cls):
         raise EnvError(f"environment {name!r} is {type(cls).__name__}, not a class")
     _check_args(name, cls, args)
@@ -110,4 +112,8 @@ def make_env(name: str, **args: Any) -> Environment:
         raise EnvError(f"environment {name!r} refuses its arguments: {error}") from error
     if not inspect.iscoroutinefunction(getattr(env, "rollout", None)):
         raise EnvError(f"environment {name!r} has no `async def rollout(self, task, policy, attempt)`")
+    if demonstrate:
+        if not isinstance(env, SingleTurn):
+            raise EnvError(f"environment {name!r} is no SingleTurn: it has to add demonstrations itself")
+        env.demonstrate = True
     return env

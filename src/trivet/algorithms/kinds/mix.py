@@ -76,10 +76,10 @@ def mix(
     rewards only, mu is not used. `imitate: own`: no expert; what is imitated are the policy's own rollouts
     with a reward of at least `threshold`, with `older` only those of earlier versions than the batch's
     newest. `imitate: in_loss`: an expert's rollouts that the environment puts into a group (source expert,
-    with a reward) are compared with the policy's and trained by the same policy gradient, their ratio
-    starting at 1 (Yan et al. 2025, "Learning to reason under off-policy guidance", LUFFY, without its
-    shaping); there is no `expert:`, and mu is not used. The policy gradient is GRPO's unless its parts are
-    changed.
+    with a reward; `env_args: {demonstrate: true}` adds the task's worked answer) are compared with the
+    policy's and trained by the same policy gradient, their ratio starting at 1 (Yan et al. 2025, "Learning to
+    reason under off-policy guidance", LUFFY, without its shaping); there is no `expert:`, and mu is not used.
+    The policy gradient is GRPO's unless its parts are changed.
     """
     frame = preset({}, parts)
     if imitate == "in_loss":
