@@ -1,0 +1,67 @@
+"""What is screened: the texts of a conversation or of a prompt, and where it came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from trivet.data.record import Record
+from trivet.data.screen.words import normalise
+from trivet.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Texts in order. `roles` names who wrote each; empty: all are prompts, as in a set of RL tasks."""
+
+    texts: tuple[str, ...]
+    roles: tuple[str, ...] = ()
+    source: str = ""
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        if self.roles and len(self.roles) != len(self.texts):
+            raise ValueError(f"{self.place}: {len(self.roles)} roles for {len(self.texts)} texts")
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """What users wrote."""
+        if not self.roles:
+            return self.texts
+        return tuple(text for text, role in zip(self.texts, self.roles, strict=True) if role == "user")
+
+    def is_prompt(self, text: int) -> bool:
+        return not self.roles or self.roles[text] == "user"
+
+    def key(self) -> str:
+        """Name by content: the same in every run, wherever the document stands."""
+        text = "\n".join(normalise(text) for text in self.texts)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def document_of(messages: Iterable[Message], source: str = "", place: str = "") -> Document:
+    """A conversation as a document: contents, reasoning and the arguments of calls, of every role. Media
+    parts are not looked at."""
+    texts: list[str] = []
+    roles: list[str] = []
+    for message in messages:
+        for text in _texts(message):
+            if text:
+                texts.append(text)
+                roles.append(message.role)
+    return Document(tuple(texts), tuple(roles) if texts else (), source, place)
+
+
+def document_of_record(record: Record) -> Document:
+    """A record with everything in it that could be trained: the rejected answer of a pair included."""
+    return document_of([*record.messages, *(record.rejected or ())], record.source, record.place)
+
+
+def _texts(message: Message) -> Sequence[str]:
+    content = message.content
+    if not isinstance(content, str):
+        content = "\n".join(part.text for part in content if part.type == "text")
+    calls = (json.dumps(call.arguments, ensure_ascii=False) for call in message.tool_calls)
+    return (message.reasoning or "", content, *calls)
