@@ -373,5 +373,3 @@ def readable_errors(error: BaseException) -> list[str] | None:
     return [redact(str(error) or type(error).__name__)]
 
 
-if __name__ == "__main__":
-    main()

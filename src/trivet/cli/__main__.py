@@ -1,0 +1,5 @@
+"""`python -m trivet.cli`."""
+
+from trivet.cli import main
+
+main()
