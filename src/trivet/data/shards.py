@@ -1,4 +1,4 @@
-"""What a build leaves on disk: Parquet shards of examples and of packs, and the manifest that vouches for them.
+"""What a build leaves on disk: Parquet shards of examples and of packs, and a manifest that vouches for them.
 
 A file appears whole or not at all. The same rows give the same bytes: nothing in a shard depends on the time,
 the machine or the number of workers.
@@ -99,7 +99,7 @@ def pack_row(pack: Pack) -> dict[str, Any]:
 
 
 def write_shard(path: Path, rows: Iterable[Mapping[str, Any]], schema: Any, *, group_rows: int = 1024) -> int:
-    """Rows as one Parquet file, in groups of `group_rows`; how many there were. Written beside, then renamed."""
+    """Rows as one Parquet file, in groups of `group_rows`; how many there were."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
