@@ -1,0 +1,169 @@
+"""How an answer states its result: once, in a box."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from trivet.data.formats.chat import Chat
+from trivet.data.record import RecordDropped
+
+MARKS, BOXED, SUFFIX = "calculator_marks_removed", "answer_suffix_boxed", "answer_suffix_removed"
+_BOX = "\\boxed{"
+_LONGEST = 80  # characters of a stated result; what is longer is prose
+
+_CALCULATION = re.compile(r"<<[-+*/0-9.,()=$% ]*>>")
+_HASH = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*([^\n#]{1,80})\Z")
+_ANSWER_IS = re.compile(
+    r"(?:so |thus,? |hence,? |therefore,? )?\bthe (?:final )?answer is:?[ \t]*(\S[^\n]{0,80})\Z",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"([-+]?)(\d{1,30})(?:\.(\d{1,30}))?")
+_RATIO = re.compile(r"([-+]?)(?:\\frac\{(\d{1,30})\}\{(\d{1,30})\}|\\frac(\d)(\d)|(\d{1,30})/(\d{1,30}))")
+_WORDS = ("yes", "no", "true", "false")
+
+
+class Conflict(ValueError):
+    """One answer states two different results."""
+
+
+def answer_suffixes(chat: Chat) -> None:
+    """Calculator marks (`<<3*6=18>>`) go; "#### X" at the end becomes "The answer is \\boxed{X}."; a
+    statement that repeats the box goes. Marks `calculator_marks_removed`, `answer_suffix_boxed`,
+    `answer_suffix_removed`. Raises RecordDropped (answer_conflict) when two statements differ."""
+    for draft in chat.drafts:
+        text = draft.content
+        if draft.role != "assistant" or not isinstance(text, str):
+            continue
+        if "####" in text or _BOX in text or "<<" in text:
+            try:
+                draft.content, marks = settle(text)
+            except Conflict as error:
+                raise RecordDropped("answer_conflict", str(error)) from None
+            for mark in marks:
+                chat.mark(mark)
+
+
+def settle(text: str) -> tuple[str, list[str]]:
+    """(the text with one statement of its result, what was done). Raises Conflict."""
+    marks: list[str] = []
+    if "<<" in text and ">>" in text:
+        while (bare := _CALCULATION.sub("", text)) != text:
+            text, marks = bare, [MARKS]
+    if "####" not in text and _BOX not in text:
+        return text, marks
+    body, stated = _peel(text.rstrip())
+    box = last_box(body)
+    values = [value for _, value, _ in stated] + ([] if box is None else [box])
+    if len(values) < 2 and not any(kind == "hash" for kind, _, _ in stated):
+        return text, marks
+    for value in values[1:]:
+        same = same_answer(values[0], value)
+        if same is False:
+            raise Conflict(f"two answers: {values[0][:40]!r} and {value[:40]!r}")
+        if same is None:
+            return text, marks  # not comparable: left as it is
+    if box is not None:
+        return body, [*marks, SUFFIX]
+    statement = next((said for kind, _, said in reversed(stated) if kind == "box"), None)
+    if statement is not None:
+        return f"{body}\n\n{statement}".lstrip(), [*marks, SUFFIX]
+    value = next(value for kind, value, _ in stated if kind == "hash")
+    return f"{body}\n\nThe answer is {_BOX}{value}}}.".lstrip(), [*marks, BOXED]
+
+
+def _peel(text: str) -> tuple[str, list[tuple[str, str, str]]]:
+    """(what stands before the statements at the end, the statements as (kind, value, words), last first)."""
+    stated: list[tuple[str, str, str]] = []
+    while True:
+        tail = text[-200:]
+        if "####" in tail and (found := _HASH.search(tail)):
+            kind, value = "hash", found[1].strip()
+            heading = "\n####" in text[: len(text) - len(tail) + found.start()]
+            if heading and not _only_statements(text):
+                return text, stated  # headings of a document
+        elif found := _ANSWER_IS.search(tail):
+            value = found[1].strip()
+            boxed = last_box(value)
+            kind, value = ("plain", value.rstrip(". ")) if boxed is None else ("box", boxed)
+        else:
+            return text, stated
+        if not _stands_for_a_result(value):
+            return text, stated
+        stated.append((kind, value, found[0].strip()))
+        text = text[: len(text) - len(tail) + found.start()].rstrip()
+
+
+def _only_statements(text: str) -> bool:
+    """Every "####" line of the text is a number: none is a heading."""
+    lines = [line for line in text.split("\n") if line.lstrip().startswith("####")]
+    return all(any(char.isdigit() for char in line) and len(line) < _LONGEST for line in lines)
+
+
+def _stands_for_a_result(value: str) -> bool:
+    if not value or len(value) > _LONGEST or _braces_open(value):
+        return False
+    word = value.strip("()$ .").lower()
+    return any(c.isdigit() or c == "\\" for c in value) or len(word) == 1 or word in _WORDS
+
+
+def _braces_open(text: str) -> bool:
+    depth = 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if depth < 0:
+            return True
+    return depth != 0
+
+
+def last_box(text: str) -> str | None:
+    """What stands in the last \\boxed{...} that is closed."""
+    start = text.rfind(_BOX)
+    if start < 0:
+        return None
+    depth = 1
+    for at in range(start + len(_BOX), len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if not depth:
+            return text[start + len(_BOX) : at].strip()
+    return None
+
+
+def same_answer(one: str, other: str) -> bool | None:
+    """Whether two stated results are the same; None where they cannot be compared."""
+    first, second = _plain(one), _plain(other)
+    if first == second:
+        return True
+    numbers = _number(first), _number(second)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    # Two choices differ; two expressions, or a choice and its value, may be the same in other words.
+    return False if all(len(v) == 1 and v.isalpha() or v in _WORDS for v in (first, second)) else None
+
+
+def _plain(value: str) -> str:
+    """Without units, signs of money, spacing and the letter it is named by."""
+    value = re.sub(r"\\(?:text|mathrm|textbf)\{\s*([^{}]*?)\s*\}", r"\1", value)
+    value = re.sub(r"\\[,!;: ]|\\left|\\right|\\%|\\\$|[$%~]|\^\\circ|\\[()\[\]]", "", value)
+    value = re.sub(r"\\[dt]frac", r"\\frac", value).strip().rstrip(".").strip()
+    value = re.sub(r"^[A-Za-z]\s*=\s*", "", value)
+    value = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", value)
+    if found := re.fullmatch(r"([-+]?\d[\d./]*)\s*[A-Za-z][A-Za-z .]*", value):  # a unit
+        value = found[1].rstrip(".")
+    value = re.sub(r"\s+", "", value).lower()
+    return value.strip("()") if len(value) == 3 else value  # the choice (B)
+
+
+def _number(value: str) -> Fraction | None:
+    if found := _NUMBER.fullmatch(value):
+        size = Fraction(int(found[2] + (found[3] or "")), 10 ** len(found[3] or ""))
+    elif found := _RATIO.fullmatch(value):
+        top, bottom = next(
+            pair for pair in (found.group(2, 3), found.group(4, 5), found.group(6, 7)) if pair[0]
+        )
+        if not int(bottom):
+            return None
+        size = Fraction(int(top), int(bottom))
+    else:
+        return None
+    return -size if found[1] == "-" else size

@@ -1,0 +1,120 @@
+"""Reasoning written as <think>...</think> in an assistant's text."""
+
+from __future__ import annotations
+
+from trivet.data.formats.chat import Chat, Draft
+
+OPEN, CLOSE = "<think>", "</think>"
+_CALL = "<tool_call>"
+FOLDED, NO_OPEN, NO_CLOSE = "reasoning_tags_folded", "reasoning_open_missing", "reasoning_close_missing"
+
+
+def reasoning_tags(chat: Chat) -> None:
+    """Takes the block at the start of an assistant's text as its reasoning.
+
+    A lone closing tag means that the opening one was in the prompt (`reasoning_open_missing`); doubled,
+    nested and repeated blocks fold into one (`reasoning_tags_folded`); an empty block is reasoning "". A
+    block that is never closed ends where a call begins; in the last turn it breaks off (see `final_turn`),
+    elsewhere it is all reasoning and the message is no longer trained (`reasoning_close_missing`).
+    """
+    last = len(chat.drafts) - 1
+    for index, draft in enumerate(chat.drafts):
+        text = draft.content
+        if draft.role == "assistant" and isinstance(text, str) and "think>" in text:
+            _split(chat, draft, text, index == last)
+
+
+def well_formed_only(chat: Chat) -> None:
+    """What is read with the repair switched off: one closed block at the start, without tags inside."""
+    for draft in chat.drafts:
+        text = draft.content
+        if draft.role != "assistant" or not isinstance(text, str) or "think>" not in text:
+            continue
+        head = text.lstrip()
+        end = head.find(CLOSE)
+        if head.startswith(OPEN) and end >= 0 and draft.reasoning is None:
+            block = head[len(OPEN) : end]
+            if OPEN not in block:
+                draft.reasoning, draft.content = block.strip(), head[end + len(CLOSE) :].lstrip()
+
+
+def _split(chat: Chat, draft: Draft, text: str, is_last: bool) -> None:
+    blocks: list[str] = []
+    rest = text
+    if not text.lstrip().startswith(OPEN):
+        before, close, after = text.partition(CLOSE)
+        if not close or OPEN in before or before.endswith(("`", '"', "'")):
+            return
+        said = before.strip()
+        if draft.reasoning is not None and said not in ("", draft.reasoning):
+            return  # a tag inside the answer
+        if draft.reasoning is None:
+            chat.mark(NO_OPEN)
+        else:
+            chat.mark(FOLDED)
+        blocks.append(said)
+        rest = after
+    rest = _closing_tags(chat, rest)
+    while rest.startswith(OPEN):
+        end = _end_of_block(rest)
+        if end < 0:
+            rest = _unclosed(chat, draft, rest, blocks, is_last)
+            break
+        inside = rest[len(OPEN) : end]
+        if blocks or OPEN in inside or CLOSE in inside:
+            chat.mark(FOLDED)
+        blocks.append(inside.replace(OPEN, "").replace(CLOSE, "").strip())
+        rest = _closing_tags(chat, rest[end + len(CLOSE) :])
+    if blocks:
+        _join(chat, draft, blocks)
+    draft.content = rest if blocks else text
+
+
+def _closing_tags(chat: Chat, rest: str) -> str:
+    rest = rest.lstrip()
+    while rest.startswith(CLOSE):
+        rest = rest[len(CLOSE) :].lstrip()
+        chat.mark(FOLDED)
+    return rest
+
+
+def _end_of_block(text: str) -> int:
+    """Where the closing tag of the block at the start of the text stands; -1: it is never closed.
+
+    With more opening than closing tags the last closing one ends it.
+    """
+    depth, at, close = 1, len(OPEN), -1
+    while depth:
+        next_open, next_close = text.find(OPEN, at), text.find(CLOSE, at)
+        if next_close < 0:
+            break
+        if 0 <= next_open < next_close:
+            depth, at = depth + 1, next_open + len(OPEN)
+        else:
+            depth, at, close = depth - 1, next_close + len(CLOSE), next_close
+    return close
+
+
+def _unclosed(chat: Chat, draft: Draft, rest: str, blocks: list[str], is_last: bool) -> str:
+    call = rest.find(_CALL)
+    if call >= 0 or draft.calls or draft.call_text:
+        chat.mark(NO_CLOSE)
+        cut = call if call >= 0 else len(rest)
+    elif is_last:
+        draft.cut = True
+        return rest
+    else:
+        chat.mark(NO_CLOSE)
+        draft.train = 0.0
+        cut = len(rest)
+    blocks.append(rest[len(OPEN) : cut].replace(OPEN, "").strip())
+    return rest[cut:]
+
+
+def _join(chat: Chat, draft: Draft, blocks: list[str]) -> None:
+    """The blocks and what the source already had as reasoning, without repetition."""
+    given = draft.reasoning
+    pieces = list(dict.fromkeys(piece for piece in (given, *blocks) if piece))
+    if given is not None and any(block for block in blocks):
+        chat.mark(FOLDED)
+    draft.reasoning = "\n".join(pieces)
