@@ -42,7 +42,7 @@ def test_random_pairs(pairs: int) -> None:
 
 
 def test_every_window_at_every_place() -> None:
-    item = "".join(chr(97 + (i * i) % 26) for i in range(100))
+    item = "".join(random.Random(0).choices("abcdefgh", k=100))
     index = CharacterIndex.build([[item]])
     for before in range(45):
         for length in (59, 60, 61, 100):
@@ -54,6 +54,12 @@ def test_segments_and_texts_are_apart() -> None:
     a, b = "a" * 10 + "b" * 30, "c" * 30 + "d" * 10
     index = CharacterIndex.build([[a, b], [a + b]])
     assert index.scan([[a + b], [a, b], []]) == [{1: [(a + b)[i : i + 60] for i in range(21)]}, {}, {}]
+
+
+def test_a_text_that_repeats_itself_ends_soon() -> None:
+    index = CharacterIndex.build([["ab" * 300]])
+    (windows,) = index.scan([["ab" * 1_000_000]])
+    assert set(windows[0]) == {"ab" * 30, "ba" * 30}
 
 
 def test_short_items_and_short_windows() -> None:

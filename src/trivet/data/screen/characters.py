@@ -8,7 +8,7 @@ probe that is equal as text the match is grown both ways and the full windows in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,7 +110,7 @@ class CharacterIndex:
         end_T = np.flatnonzero(normal == 0)  # of the texts
         found: dict[tuple[int, int], set[int]] = defaultdict(set)  # text, segment -> window starts in data
         grown: dict[tuple[int, int, int], int] = {}  # text, segment, shift -> up to where it was compared
-        for probe, at in self._candidates(data):
+        for probe, at in self._candidates(data, end_T):
             text = int(np.searchsorted(end_T, probe))
             segment = int(np.searchsorted(self.begin_S, at, side="right")) - 1
             line = (text, segment, probe - at)
@@ -133,18 +133,25 @@ class CharacterIndex:
             for items in out
         ]
 
-    def _candidates(self, data: bytes) -> list[tuple[int, int]]:
-        """(byte of the texts, byte of the items) of equal hashes."""
+    def _candidates(self, data: bytes, end_T: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """(byte of the texts, byte of the items) of equal hashes. A text that repeats itself is not probed
+        twice where everything a window through the probe could hold is the same."""
         hash_N = _hashes(data, self.length, self.stride)
         maybe = np.flatnonzero(self.seen.take(_slot(hash_N, len(self.seen))))
         maybe = maybe[self.seen.take(_slot(hash_N[maybe] * _SECOND, len(self.seen)))]
         low = np.searchsorted(self.hash_K, hash_N[maybe])
         high = np.searchsorted(self.hash_K, hash_N[maybe], side="right")
-        return [
-            (probe * self.stride, int(at))
-            for probe, a, b in zip(maybe.tolist(), low.tolist(), high.tolist(), strict=True)
-            for at in self.at_K[a:b]
-        ]
+        equal = np.flatnonzero(low < high)
+        probe_H = maybe[equal] * self.stride
+        done: set[tuple[int, bytes]] = set()
+        around = 4 * self.characters  # bytes of a window at most
+        for k, probe, text in zip(
+            equal.tolist(), probe_H.tolist(), np.searchsorted(end_T, probe_H).tolist(), strict=True
+        ):
+            context = (text, data[max(0, probe - around) : probe + around])
+            if context not in done:
+                done.add(context)
+                yield from ((probe, int(at)) for at in self.at_K[low[k] : high[k]])
 
     def _grow(self, data: bytes, probe: int, begin: int, end: int, at: int, segment: int) -> tuple[int, int]:
         """The longest match through a probe, as a range of the items' bytes."""

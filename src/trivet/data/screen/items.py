@@ -43,6 +43,11 @@ class Item:
         """Benchmark and item, whichever part."""
         return f"{self.benchmark}/{self.id}"
 
+    @property
+    def label(self) -> str:
+        """Benchmark, item and part."""
+        return self.name if self.part == "question" else f"{self.name}:{self.part}"
+
 
 @dataclass(frozen=True, slots=True)
 class Guards:
