@@ -15,7 +15,7 @@ from typing import Any
 from trivet.data.formats import read_row
 from trivet.data.formats.chat import Chat, Draft, row_id
 from trivet.data.formats.mapping import mapped
-from trivet.data.formats.tooltext import tool_text
+from trivet.data.formats.tooltext import tool_text, tools_from_system
 from trivet.data.record import Record, RecordDropped
 from trivet.data.repair import REPAIRS, switched_off
 from trivet.data.repair.answers import Conflict, settle
@@ -66,6 +66,7 @@ def normalise(
 
 
 def _repair(chat: Chat, off: frozenset[str]) -> None:
+    tools_from_system(chat)
     for name, run in REPAIRS.items():
         if name == "arguments":  # the calls must be calls before their arguments are read
             tool_text(chat, literals=name not in off)

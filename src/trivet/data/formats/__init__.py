@@ -86,6 +86,13 @@ def shape_of(row: Any) -> Format:
         if form.matches(row):
             return form
     keys = ", ".join(sorted(map(str, row))[:30])
+    prompt = next((key for key in pairs.PROMPTS if isinstance(row.get(key), str | list)), None)
+    if prompt is not None:
+        raise RecordDropped(
+            "no_answer",
+            f"column {prompt!r} is a prompt, but none is its answer (columns: {keys}); name it with "
+            "`mapping: {prompt: COLUMN, response: COLUMN}`",
+        )
     raise RecordDropped(
         "unknown_format",
         f"no format fits a row with the columns {keys or '(none)'}; name them with `mapping:` "

@@ -23,8 +23,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _ANSWER, _ANSWERED = "<tool_response>", "</tool_response>"
 LITERAL = "tool_call_literal_repaired"
 
-_TOOLS = re.compile(r"<tools>(.*?)</tools>", re.DOTALL)
-_KIMI = re.compile(r"<\|im_system\|>\s*tool_declare\s*<\|im_middle\|>(.*?)<\|im_end\|>", re.DOTALL)
+_BLOCK = "<tools>", "</tools>"
+_KIMI = "<|im_system|>tool_declare<|im_middle|>", "<|im_end|>"
+_LONGEST_PROMPT = 200_000  # characters; in a longer one the explanation around the tools is left
 # What the templates of Qwen and GLM, and the Hermes prompt, say around the definitions. The template the
 # conversation is rendered with says it again in its own words.
 _AROUND = (
@@ -49,13 +50,19 @@ _AROUND = (
     re.compile(r"If you choose to call a function ONLY reply in the following format.*\Z", re.DOTALL),
     re.compile(r"For each function call, output the function name and arguments within.*\Z", re.DOTALL),
 )
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*\Z", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_GLM = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def tools_from_system(chat: Chat) -> None:
+    """Takes the definitions out of system prompts (`tools_from_system`); what the row itself declares counts
+    before them."""
+    for draft in chat.drafts:
+        text = draft.content
+        if draft.role == "system" and isinstance(text, str) and ("<tools>" in text or "tool_declare" in text):
+            _tools_from_system(draft, text, chat)
 
 
 def tool_text(chat: Chat, literals: bool = True) -> None:
-    """Turns tool text into tools, calls and tool messages. Raises RecordDropped (bad_tool_call)."""
+    """Turns tool text into calls and tool messages. Raises RecordDropped (bad_tool_call)."""
     split = False
     for draft in chat.drafts:
         text = draft.content
@@ -64,10 +71,7 @@ def tool_text(chat: Chat, literals: bool = True) -> None:
             draft.call_text = None
         if not isinstance(text, str) or "<" not in text:
             continue
-        if draft.role == "system":
-            if "<tools>" in text or "tool_declare" in text:
-                _tools_from_system(draft, text, chat)
-        elif draft.role == "assistant":
+        if draft.role == "assistant":
             if OPEN in text and not draft.calls and not draft.cut:
                 _calls_from_text(draft, text, chat, literals)
         elif text.lstrip().startswith(_ANSWER):
@@ -81,35 +85,45 @@ def tool_text(chat: Chat, literals: bool = True) -> None:
 
 def _tools_from_system(draft: Draft, text: str, chat: Chat) -> None:
     found: list[dict[str, Any]] = []
-
-    def take(match: re.Match[str]) -> str:
-        tools = _definitions(match[1])
-        if tools is None:
-            return match[0]
-        found.extend(tools)
-        return "<tools></tools>"
-
-    left = _TOOLS.sub(take, text)
-    if found:
-        cut = left.rfind("<tools></tools>")
-        head, tail = left[:cut], left[cut + len("<tools></tools>") :]
-        # The explanation ahead of the block ends at the block.
-        for around in _AROUND:
-            head, tail = around.sub("", head), around.sub("", tail)
+    left = text
+    for marks in (_BLOCK, _KIMI):
+        head, tail, tools = _definition_blocks(left, marks)
+        if not tools:
+            continue
+        found += tools
+        if len(head) + len(tail) < _LONGEST_PROMPT:
+            for around in _AROUND:  # the explanation ahead of the block ends at the block
+                head, tail = around.sub("", head), around.sub("", tail)
         left = f"{head.rstrip()}\n{tail.lstrip()}"
-    left = _KIMI.sub(lambda match: "" if _kimi(match, found) else match[0], left)
     if not found:
         return
     draft.content = left.strip()
-    if not chat.tools:  # what the row itself declares counts
-        chat.tools = found
-        chat.mark("tools_from_system")
+    chat.tools = chat.tools or found
+    chat.mark("tools_from_system")
 
 
-def _kimi(match: re.Match[str], found: list[dict[str, Any]]) -> bool:
-    tools = _definitions(match[1])
-    found.extend(tools or ())
-    return tools is not None
+def _definition_blocks(text: str, marks: tuple[str, str]) -> tuple[str, str, list[dict[str, Any]]]:
+    """(the text before the last block that holds definitions, the text behind it, what the blocks define).
+
+    Blocks without definitions stay: explanations name the tags, too.
+    """
+    kept: list[str] = []
+    tools: list[dict[str, Any]] = []
+    head = ""
+    at = 0
+    while (start := text.find(marks[0], at)) >= 0:
+        inside = start + len(marks[0])
+        end = text.find(marks[1], inside)
+        if end < 0:
+            break
+        found = _definitions(text[inside:end])
+        kept.append(text[at : start if found else end + len(marks[1])])
+        at = end + len(marks[1])
+        if found:
+            tools += found
+            head = head + "".join(kept)
+            kept = []
+    return head, "".join(kept) + text[at:], tools
 
 
 def _definitions(text: str) -> list[dict[str, Any]] | None:
@@ -183,14 +197,10 @@ def _take_calls(draft: Draft, texts: list[str], chat: Chat, literals: bool) -> N
 
 def read_call(text: str, chat: Chat, literals: bool = True) -> list[Call]:
     """The calls of one block. Raises RecordDropped (bad_tool_call)."""
-    if "<function=" in text:
-        if found := _FUNCTION.match(text):
-            return [Call(found[1].strip(), _typed(_PARAMETER.findall(found[2]), found[1].strip(), chat))]
-    elif "<arg_key>" in text:
-        name = text[: text.index("<arg_key>")].strip()
-        if name:
-            pairs = [(key.strip(), value) for key, value in _GLM.findall(text)]
-            return [Call(name, _typed(pairs, name, chat))]
+    tagged = _tagged(text.strip())
+    if tagged is not None:
+        name, pairs = tagged
+        return [Call(name, _typed(pairs, name, chat))]
     try:
         value, literal = read_value(text.strip(), literals)
     except NotReadable as error:
@@ -204,6 +214,37 @@ def read_call(text: str, chat: Chat, literals: bool = True) -> list[Call]:
     if literal:
         chat.mark(LITERAL)
     return calls
+
+
+def _tagged(text: str) -> tuple[str, list[tuple[str, str]]] | None:
+    """(name, (key, value) pairs) of Qwen's and GLM's calls; None for text that is none."""
+    if text.startswith("<function="):
+        name, mark, inside = text[len("<function=") :].partition(">")
+        pairs = _pairs(inside, "<parameter=", ">", "</parameter>")
+        return (name.strip(), pairs) if mark and name.strip() else None
+    name, mark, inside = text.partition("<arg_key>")
+    if not mark or not name.strip():
+        return None
+    return name.strip(), [
+        (k.strip(), v) for k, v in _pairs(mark + inside, mark, "</arg_key>", "</arg_value>")
+    ]
+
+
+def _pairs(text: str, first: str, middle: str, last: str) -> list[tuple[str, str]]:
+    """What stands between the marks, over and over; one line break on each side of a value is the form's."""
+    out: list[tuple[str, str]] = []
+    at = 0
+    while (start := text.find(first, at)) >= 0:
+        split = text.find(middle, start)
+        end = text.find(last, split)
+        if split < 0 or end < 0:
+            break
+        value = text[split + len(middle) : end]
+        if last == "</arg_value>":
+            value = value.partition("<arg_value>")[2]
+        out.append((text[start + len(first) : split], value.removeprefix("\n").removesuffix("\n")))
+        at = end + len(last)
+    return out
 
 
 def _typed(pairs: list[tuple[str, str]], name: str, chat: Chat) -> dict[str, Any]:
@@ -230,10 +271,14 @@ def _results(draft: Draft) -> list[Draft]:
     if draft.role not in ("tool", "user") or not isinstance(text, str):
         return [draft]
     inner: list[str] = []
-    rest = text.strip()
-    while rest.startswith(_ANSWER) and (end := rest.find(_ANSWERED)) >= 0:
-        inner.append(rest[len(_ANSWER) : end].strip())
-        rest = rest[end + len(_ANSWERED) :].lstrip()
+    text = text.strip()
+    at = 0
+    while text.startswith(_ANSWER, at) and (end := text.find(_ANSWERED, at)) >= 0:
+        inner.append(text[at + len(_ANSWER) : end].strip())
+        at = end + len(_ANSWERED)
+        while at < len(text) and text[at].isspace():
+            at += 1
+    rest = text[at:]
     if not inner or (rest and draft.role == "tool"):
         return [draft]
     if len(inner) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import islice
 
 from trivet.data.formats.chat import Chat
 from trivet.data.record import RecordDropped
@@ -11,11 +12,15 @@ from trivet.data.record import RecordDropped
 MARKS, BOXED, SUFFIX = "calculator_marks_removed", "answer_suffix_boxed", "answer_suffix_removed"
 _BOX = "\\boxed{"
 _LONGEST = 80  # characters of a stated result; what is longer is prose
+_COMPARED = 300  # characters of a box that are still compared
+_MOST = 8  # statements at the end of one answer; a text of more is something else
 
-_CALCULATION = re.compile(r"<<[-+*/0-9.,()=$% ]*>>")
+# All patterns are bounded or meet bounded text: a message of megabytes costs no more than its length.
+_CALCULATION = re.compile(r"<<([-+*/0-9.,()=$% ]{0,200})>>")
 _HASH = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*([^\n#]{1,80})\Z")
 _ANSWER_IS = re.compile(
-    r"(?:so |thus,? |hence,? |therefore,? )?\bthe (?:final )?answer is:?[ \t]*(\S[^\n]{0,80})\Z",
+    r"(?:\A|\n|(?<=[.!?$] ))(?:so,? |thus,? |hence,? |therefore,? )?the (?:final )?answer is:?[ \t]{0,9}"
+    r"(\S[^\n]{0,80})\Z",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"([-+]?)(\d{1,30})(?:\.(\d{1,30}))?")
@@ -48,11 +53,14 @@ def settle(text: str) -> tuple[str, list[str]]:
     """(the text with one statement of its result, what was done). Raises Conflict."""
     marks: list[str] = []
     if "<<" in text and ">>" in text:
-        while (bare := _CALCULATION.sub("", text)) != text:
+        bare = _without_calculations(text)
+        if bare != text:
             text, marks = bare, [MARKS]
     if "####" not in text and _BOX not in text:
         return text, marks
     body, stated = _peel(text.rstrip())
+    if len(stated) > _MOST:
+        return text, marks
     box = last_box(body)
     values = [value for _, value, _ in stated] + ([] if box is None else [box])
     if len(values) < 2 and not any(kind == "hash" for kind, _, _ in stated):
@@ -72,32 +80,57 @@ def settle(text: str) -> tuple[str, list[str]]:
     return f"{body}\n\nThe answer is {_BOX}{value}}}.".lstrip(), [*marks, BOXED]
 
 
+def _without_calculations(text: str) -> str:
+    bare = text
+    for _ in range(_MOST):  # nested ones need a pass each
+        before, bare = bare, _CALCULATION.sub(lambda found: "" if "=" in found[1] else found[0], bare)
+        if bare == before:
+            return bare
+    return text
+
+
 def _peel(text: str) -> tuple[str, list[tuple[str, str, str]]]:
     """(what stands before the statements at the end, the statements as (kind, value, words), last first)."""
     stated: list[tuple[str, str, str]] = []
-    while True:
+    while len(stated) <= _MOST:
         tail = text[-200:]
         if "####" in tail and (found := _HASH.search(tail)):
             kind, value = "hash", found[1].strip()
-            heading = "\n####" in text[: len(text) - len(tail) + found.start()]
-            if heading and not _only_statements(text):
-                return text, stated  # headings of a document
+            if _headings(text[: len(text) - len(tail) + found.start()], value):
+                return text, stated
         elif found := _ANSWER_IS.search(tail):
-            value = found[1].strip()
-            boxed = last_box(value)
-            kind, value = ("plain", value.rstrip(". ")) if boxed is None else ("box", boxed)
+            value = found[1].strip().rstrip(". ")
+            kind, value = _kind(value)
+            before = text[: len(text) - len(tail) + found.start()]
+            other = stated[0][1] if stated else _stated_before(before)
+            if kind == "plain" and (other is None or same_answer(other, value) is None):
+                return text, stated  # nothing it could repeat
         else:
             return text, stated
         if not _stands_for_a_result(value):
             return text, stated
         stated.append((kind, value, found[0].strip()))
         text = text[: len(text) - len(tail) + found.start()].rstrip()
+    return text, stated
 
 
-def _only_statements(text: str) -> bool:
-    """Every "####" line of the text is a number: none is a heading."""
-    lines = [line for line in text.split("\n") if line.lstrip().startswith("####")]
-    return all(any(char.isdigit() for char in line) and len(line) < _LONGEST for line in lines)
+def _kind(value: str) -> tuple[str, str]:
+    """("box", what is in it) for a box alone, else ("plain", the words)."""
+    inner = last_box(value)
+    return ("box", inner) if inner is not None and value.strip("$ ").startswith(_BOX) else ("plain", value)
+
+
+def _stated_before(text: str) -> str | None:
+    found = _HASH.search(text.rstrip()[-200:])
+    return found[1].strip() if found else last_box(text)
+
+
+def _headings(text: str, value: str) -> bool:
+    """Lines that begin with "####" and are no results: the text is a document."""
+    if "\n####" not in text and not text.startswith("####"):
+        return False
+    lines = (line.lstrip("# \t") for line in text.split("\n") if line.startswith("####"))
+    return any(same_answer(line, value) is None for line in islice(lines, _MOST))
 
 
 def _stands_for_a_result(value: str) -> bool:
@@ -131,6 +164,10 @@ def last_box(text: str) -> str | None:
 
 def same_answer(one: str, other: str) -> bool | None:
     """Whether two stated results are the same; None where they cannot be compared."""
+    if one == other:
+        return True
+    if max(len(one), len(other)) > _COMPARED:
+        return None
     first, second = _plain(one), _plain(other)
     if first == second:
         return True
@@ -138,7 +175,7 @@ def same_answer(one: str, other: str) -> bool | None:
     if None not in numbers:
         return numbers[0] == numbers[1]
     # Two choices differ; two expressions, or a choice and its value, may be the same in other words.
-    return False if all(len(v) == 1 and v.isalpha() or v in _WORDS for v in (first, second)) else None
+    return False if all((len(v) == 1 and v.isalpha()) or v in _WORDS for v in (first, second)) else None
 
 
 def _plain(value: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from trivet.data.formats.chat import Chat, Draft
 
 OPEN, CLOSE = "<think>", "</think>"
 _CALL = "<tool_call>"
+_TAG = re.compile(r"</?think>")
+_CLOSING = re.compile(r"\s*(?:</think>\s*)*")
 FOLDED, NO_OPEN, NO_CLOSE = "reasoning_tags_folded", "reasoning_open_missing", "reasoning_close_missing"
 
 
@@ -54,44 +58,44 @@ def _split(chat: Chat, draft: Draft, text: str, is_last: bool) -> None:
             chat.mark(FOLDED)
         blocks.append(said)
         rest = after
-    rest = _closing_tags(chat, rest)
-    while rest.startswith(OPEN):
-        end = _end_of_block(rest)
+    at = _behind_closing(chat, rest, 0)
+    while rest.startswith(OPEN, at):
+        end = _end_of_block(rest, at + len(OPEN))
         if end < 0:
-            rest = _unclosed(chat, draft, rest, blocks, is_last)
+            rest, at = _unclosed(chat, draft, rest[at:], blocks, is_last), 0
             break
-        inside = rest[len(OPEN) : end]
-        if blocks or OPEN in inside or CLOSE in inside:
+        inside = rest[at + len(OPEN) : end]
+        if blocks or "think>" in inside:
             chat.mark(FOLDED)
-        blocks.append(inside.replace(OPEN, "").replace(CLOSE, "").strip())
-        rest = _closing_tags(chat, rest[end + len(CLOSE) :])
+        blocks.append(_TAG.sub("", inside).strip())
+        at = _behind_closing(chat, rest, end + len(CLOSE))
     if blocks:
         _join(chat, draft, blocks)
-    draft.content = rest if blocks else text
+        draft.content = rest[at:]
 
 
-def _closing_tags(chat: Chat, rest: str) -> str:
-    rest = rest.lstrip()
-    while rest.startswith(CLOSE):
-        rest = rest[len(CLOSE) :].lstrip()
+def _behind_closing(chat: Chat, text: str, at: int) -> int:
+    """The place behind blanks and closing tags that close nothing."""
+    found = _CLOSING.match(text, at)
+    end = found.end() if found else at
+    if text.find(CLOSE, at, end) >= 0:
         chat.mark(FOLDED)
-    return rest
+    return end
 
 
-def _end_of_block(text: str) -> int:
-    """Where the closing tag of the block at the start of the text stands; -1: it is never closed.
+def _end_of_block(text: str, at: int) -> int:
+    """Where the closing tag of the block that begins at `at` stands; -1: it is never closed.
 
     With more opening than closing tags the last closing one ends it.
     """
-    depth, at, close = 1, len(OPEN), -1
-    while depth:
-        next_open, next_close = text.find(OPEN, at), text.find(CLOSE, at)
-        if next_close < 0:
-            break
-        if 0 <= next_open < next_close:
-            depth, at = depth + 1, next_open + len(OPEN)
+    depth, close = 1, -1
+    for tag in _TAG.finditer(text, at):
+        if tag[0] == OPEN:
+            depth += 1
         else:
-            depth, at, close = depth - 1, next_close + len(CLOSE), next_close
+            depth, close = depth - 1, tag.start()
+            if not depth:
+                break
     return close
 
 

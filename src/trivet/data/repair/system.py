@@ -16,7 +16,8 @@ def system_prompts(chat: Chat) -> None:
         if draft.role == "system" and isinstance(draft.content, str):
             draft.content = draft.content.strip()
             if not draft.content:
-                chat.mark("system_empty_removed")
+                if "tools_from_system" not in chat.done:  # it held nothing else
+                    chat.mark("system_empty_removed")
                 continue
         kept.append(draft)
     lead = 0
