@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trivet.recipe import RecipeError, load_recipe, load_section, packaged_recipes
+from trivet.recipe import RecipeError, load_recipe, load_section, packaged_recipes, plan
 from trivet.recipe.schema import Tasks, TinyModel
 
 Write = Callable[..., Path]
@@ -329,8 +329,10 @@ def test_stage_names_must_differ(write: Write) -> None:
 
 
 def test_no_stages(write: Write) -> None:
-    assert messages(write("seed: 1\n")) == ["stages is missing; it has no default"]
-    assert "stages must not be empty" in messages(write("stages: []\n"))[0]
+    for text in ("seed: 1\n", "stages: []\n"):
+        assert "list at least one stage (or a data section)" in messages(write(text))[0]
+    only_data = load_recipe(write("data: {sources: [{source: a.jsonl}]}\n"))
+    assert "no stage to run" in plan(only_data).problems[0]
 
 
 def test_numbers_must_be_finite(write: Write) -> None:

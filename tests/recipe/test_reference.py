@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from trivet.recipe import schema
+from trivet.recipe import data, schema
 from trivet.recipe.reference import reference, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recipe.md"
@@ -21,8 +21,9 @@ def test_the_page_is_up_to_date(tmp_path: Path) -> None:
 
 def test_every_key_is_explained() -> None:
     text = reference()
-    for model in vars(schema).values():
-        if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ == schema.__name__:
+    for model in [*vars(schema).values(), *vars(data).values()]:
+        own = (schema.__name__, data.__name__)
+        if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ in own:
             for name, field in model.model_fields.items():
                 assert field.description, f"{model.__name__}.{name} says nothing"
                 assert f"| `{field.alias or name}` | " in text

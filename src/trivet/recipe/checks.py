@@ -73,6 +73,8 @@ def check_recipe(
 ) -> list[str]:
     """All refusals, in the recipe's order. Empty: the recipe can be run."""
     problems = [*_policy(recipe), *_lease(recipe)]
+    if not recipe.stages:
+        problems.append("there is no stage to run; its data section is for `trivet data build`")
     for stage in recipe.stages:
         variants = {stage.name: stage}
         variants |= {f"{stage.name}@{p.from_step}": stage.at(p.from_step) for p in stage.phases}

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from trivet.recipe import schema
+from trivet.recipe import data, schema
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 _LONGEST = 40  # characters of a default that are shown
@@ -47,6 +47,8 @@ _ORDER = (
     schema.Weights,
     schema.Monitor,
     schema.AuxModel,
+    *(data.Data, data.Source, data.Decontaminate, data.Benchmark, data.Deduplicate, data.Near),
+    *(data.Compose, data.Pack),
 )
 
 

@@ -7,37 +7,14 @@ phase of a stage any key from a step on. Nothing here imports torch.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from trivet.recipe.data import Data
 from trivet.recipe.paths import override, split_path
-from trivet.recipe.secret import expand, refuse_password, refuse_stored_secrets
-
-PositiveInt = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
-Location = Annotated[str, AfterValidator(expand)]
-"""A path or address: `${NAME}` in it is replaced from the environment when the recipe is loaded."""
-Free = Annotated[dict[str, Any], AfterValidator(refuse_stored_secrets)]
-"""Settings whose keys are another component's; passwords and keys are refused, their names belong here."""
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are checked on assignment too.
-
-    Types are strict (a text is no number, `yes` is no truth value), so that a slip is an error with a line
-    number and not a silent conversion.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        validate_assignment=True,
-        validate_default=False,
-        protected_namespaces=(),
-    )
+from trivet.recipe.secret import refuse_password
+from trivet.recipe.section import Fraction, Free, Location, Momentum, PositiveInt, Section
 
 
 class TinyModel(Section):
@@ -466,9 +443,16 @@ class Recipe(Section):
     imports: list[Location] = Field(
         default_factory=list, description="Python files or modules that register environments and algorithms"
     )
+    data: Data | None = Field(default=None, description="what `trivet data build` makes of raw chats")
     stages: list[Stage] = Field(
-        min_length=1, description="in order; each starts from the model the one before left"
+        default_factory=list, description="in order; each starts from the model the one before left"
     )
+
+    @model_validator(mode="after")
+    def _something_to_do(self) -> Recipe:
+        if not self.stages and self.data is None:
+            raise ValueError("stages is missing or empty: list at least one stage (or a data section)")
+        return self
 
     @field_validator("output")
     @classmethod
