@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivet.data.screen.documents import Document
-from trivet.data.screen.items import PreparedItem, PreparedItems
+from trivet.data.screen.items import PreparedItems
 from trivet.data.screen.phrases import Match, PhraseIndex, batches, word_buffer
 from trivet.data.screen.verdicts import Borderline, Hit, Verdict
 from trivet.data.screen.words import PHRASE_WORDS, SAMPLED_PHRASES, phrases
