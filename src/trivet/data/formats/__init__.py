@@ -47,7 +47,7 @@ def _texts(row: Mapping[str, Any]) -> Iterable[str]:
     messages = row.get(key) if key else None
     for message in messages if isinstance(messages, list) else ():
         for field in ("content", "value"):
-            text = message.get(field) if isinstance(message, Mapping) else None
+            text = message.get(field) if isinstance(message, dict) else None
             if isinstance(text, str):
                 yield text
 
@@ -80,7 +80,7 @@ def detect_row(row: Any) -> str:
 
 
 def shape_of(row: Any) -> Format:
-    if not isinstance(row, Mapping):
+    if not isinstance(row, dict):
         raise RecordDropped("not_an_object", f"the row is a {type(row).__name__}, not an object")
     for form in SHAPES:
         if form.matches(row):
@@ -127,7 +127,7 @@ def read_row(row: Any, format: str | None, text_only: bool) -> Chat:
 
     Raises RecordDropped; KeyError for a name that is no format.
     """
-    if format is not None and format != UNKNOWN and isinstance(row, Mapping):
+    if format is not None and format != UNKNOWN and isinstance(row, dict):
         form = FORMATS[format]
         test = openai.is_openai if form in STYLES else form.matches
         if test(row):

@@ -24,17 +24,17 @@ _ACTIONS = ("api_action", "code_action")
 
 def is_adp(row: Mapping[str, Any]) -> bool:
     steps = row.get("content")
-    return isinstance(steps, list) and bool(steps) and isinstance(steps[0], Mapping) and "class_" in steps[0]
+    return isinstance(steps, list) and bool(steps) and isinstance(steps[0], dict) and "class_" in steps[0]
 
 
 def read_adp(row: Mapping[str, Any], text_only: bool) -> Chat:
     """Raises RecordDropped."""
     steps = row["content"]
     for step in steps:
-        if not isinstance(step, Mapping) or not isinstance(step.get("class_"), str):
+        if not isinstance(step, dict) or not isinstance(step.get("class_"), str):
             raise RecordDropped("bad_message", "a step has no class_")
     details = row.get("details")
-    tools = details.get("tools") if isinstance(details, Mapping) else None
+    tools = details.get("tools") if isinstance(details, dict) else None
     chat = Chat([], read_tools(tools))
     user_answers = _user_answers(steps)
     answered = False  # the step before was a call that awaits its result
@@ -118,7 +118,7 @@ def _unquote(drafts: list[Draft]) -> bool:
     changed = False
     for draft in drafts:
         for call in draft.calls or ():
-            if not isinstance(call.arguments, Mapping):
+            if not isinstance(call.arguments, dict):
                 continue
             texts = {k: v for k, v in call.arguments.items() if isinstance(v, str)}
             bare = {k: _bare(v) for k, v in texts.items()}

@@ -28,8 +28,8 @@ def is_anthropic(row: Mapping[str, Any]) -> bool:
 def has_parts(messages: list[Any], test: Any) -> bool:
     """One of the parts of a message's content passes the test."""
     for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list) and any(isinstance(p, Mapping) and _safe(test, p) for p in content):
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and any(isinstance(p, dict) and _safe(test, p) for p in content):
             return True
     return False
 

@@ -60,7 +60,7 @@ def _read(row: Any, path: str, needed: bool) -> Any:
     if path in row:
         return row[path]
     for name in path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
+        if not isinstance(value, dict) or name not in value:
             if needed:
                 raise RecordDropped(
                     "missing_column", f"no column {path!r}; there are {sorted(map(str, row))[:20]}"
@@ -71,7 +71,7 @@ def _read(row: Any, path: str, needed: bool) -> Any:
 
 
 def _message(message: Any, keys: Mapping[str, str], words: Mapping[str, str]) -> Any:
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         return message
     out = {k: v for k, v in message.items() if k not in keys and k not in keys.values()}
     out |= {ours: message[theirs] for theirs, ours in keys.items() if theirs in message}

@@ -27,7 +27,7 @@ def column_of(row: Mapping[str, Any]) -> str | None:
     """The column that holds the messages: a list of objects, or the JSON text of one."""
     for key in COLUMNS:
         value = row.get(key)
-        if isinstance(value, list) and (not value or isinstance(value[0], Mapping)):
+        if isinstance(value, list) and (not value or isinstance(value[0], dict)):
             return key
         if isinstance(value, str) and value.lstrip()[:2] in ("[{", "[]"):
             return key
@@ -66,7 +66,7 @@ def end_of_row(row: Mapping[str, Any], drafts: list[Draft]) -> None:
 def read_message(message: Any, drafts: list[Draft], text_only: bool) -> None:
     """Appends the message; one that holds results beside other things becomes several. Raises
     RecordDropped."""
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         raise RecordDropped("bad_message", f"a message is a {type(message).__name__}, not an object")
     if "role" in message:
         word, content = message["role"], message.get("content")
@@ -80,7 +80,7 @@ def read_message(message: Any, drafts: list[Draft], text_only: bool) -> None:
     if len(message) == 2 and isinstance(content, str) and role != CALL:
         drafts.append(Draft(role, content))
         return
-    if isinstance(content, Mapping):
+    if isinstance(content, dict):
         content = [content]
     parts: Parts | None = None
     if isinstance(content, list):
@@ -164,13 +164,13 @@ def _calls(message: Mapping[str, Any]) -> list[Call] | None:
             given = read_json(given)
         except NotReadable as error:
             raise RecordDropped("bad_tool_call", f"tool_calls: {error}") from None
-    if isinstance(given, Mapping):
+    if isinstance(given, dict):
         given = [given]
     if given and not isinstance(given, list):
         raise RecordDropped("bad_tool_call", f"tool_calls is a {type(given).__name__}; it must be a list")
     calls = [one_call(call) for call in given or ()]
     older = message.get("function_call")
-    if isinstance(older, Mapping):
+    if isinstance(older, dict):
         calls.append(one_call(older))
         calls[-1].id = calls[-1].id or ""  # that form has no ids
     return calls or None
@@ -178,10 +178,10 @@ def _calls(message: Mapping[str, Any]) -> list[Call] | None:
 
 def one_call(call: Any) -> Call:
     """A call as an object: OpenAI's, its inner function alone, or ours. Raises RecordDropped."""
-    if not isinstance(call, Mapping):
+    if not isinstance(call, dict):
         raise RecordDropped("bad_tool_call", f"a tool call is a {type(call).__name__}, not an object")
     function = call.get("function")
-    inner = function if isinstance(function, Mapping) else call
+    inner = function if isinstance(function, dict) else call
     name = function if isinstance(function, str) else inner.get("name")
     if not isinstance(name, str) or not name.strip():
         raise RecordDropped("bad_tool_call", f"a tool call has no name: {str(call)[:120]}")

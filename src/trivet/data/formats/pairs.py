@@ -33,7 +33,7 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _holds(value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and isinstance(value[0], Mapping) and ("role" in value[0] or "from" in value[0])
+        return bool(value) and isinstance(value[0], dict) and ("role" in value[0] or "from" in value[0])
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
@@ -61,7 +61,7 @@ def read_pair(row: Mapping[str, Any], text_only: bool) -> Chat:
 
 def add_turns(value: Any, role: str, drafts: list[Draft], text_only: bool) -> None:
     """Appends a column's messages: text is one message of that role. Raises RecordDropped."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         value = [value]
     if isinstance(value, list):
         for message in value:

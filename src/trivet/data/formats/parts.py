@@ -76,7 +76,7 @@ def read_parts(parts: Sequence[Any], text_only: bool) -> Parts:
     for part in parts:
         if isinstance(part, str):
             out.pieces.append(Part("text", part))
-        elif isinstance(part, Mapping):
+        elif isinstance(part, dict):
             _read_part(part, out, text_only)
         else:
             raise RecordDropped("bad_content", f"a content part is a {type(part).__name__}, not an object")
@@ -140,7 +140,7 @@ def _medium(part: Mapping[str, Any], kind: str, text_only: bool) -> Part:
         raise RecordDropped("non_text_content", f"a part of type {kind!r} in a text-only run")
     place: Any = part.get("source", part)
     for _ in range(2):
-        if isinstance(place, Mapping):
+        if isinstance(place, dict):
             place = next((place[key] for key in _PLACES if place.get(key)), None)
     if not isinstance(place, str):
         raise RecordDropped("bad_media", f"a {kind} part names no file, address or data")

@@ -23,7 +23,7 @@ def is_preference(row: Mapping[str, Any]) -> bool:
 
 def _sides(row: Mapping[str, Any]) -> tuple[str, str] | None:
     for sides in _SIDES:
-        if all(isinstance(row.get(side), str | list | Mapping) for side in sides):
+        if all(isinstance(row.get(side), str | list | dict) for side in sides):
             return sides
     return None
 

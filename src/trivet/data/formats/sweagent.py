@@ -14,14 +14,14 @@ from trivet.data.record import RecordDropped
 
 def is_sweagent(row: Mapping[str, Any]) -> bool:
     steps = row.get("trajectory")
-    return isinstance(steps, list) and bool(steps) and isinstance(steps[0], Mapping) and "text" in steps[0]
+    return isinstance(steps, list) and bool(steps) and isinstance(steps[0], dict) and "text" in steps[0]
 
 
 def read_sweagent(row: Mapping[str, Any], text_only: bool) -> Chat:
     """Raises RecordDropped."""
     drafts: list[Draft] = []
     for step in row["trajectory"]:
-        if not isinstance(step, Mapping):
+        if not isinstance(step, dict):
             raise RecordDropped("bad_message", f"a step is a {type(step).__name__}, not an object")
         role = role_of(step.get("role"))
         if role == CALL:

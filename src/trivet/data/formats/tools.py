@@ -34,7 +34,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
             raise RecordDropped("bad_tools", f"tools cannot be read: {error}") from None
     if value is None:
         return []
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
         raise RecordDropped("bad_tools", f"tools is a {type(value).__name__}; it must be a list")
@@ -48,9 +48,9 @@ def one_tool(tool: Any) -> dict[str, Any]:
             tool = read_value(tool)[0]
         except NotReadable:
             raise RecordDropped("bad_tools", f"tool {tool[:60]!r} is no definition") from None
-    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    name = inner.get("name") if isinstance(inner, Mapping) else None
-    if not isinstance(inner, Mapping) or not isinstance(name, str) or not name:
+    inner = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or not isinstance(name, str) or not name:
         raise RecordDropped("bad_tools", f"a tool has no name: {str(tool)[:120]}")
     out = {str(key): _without_nulls(item) for key, item in inner.items() if item is not None}
     if "input_schema" in out and "parameters" not in out:  # Anthropic's name for it
