@@ -102,7 +102,7 @@ def _unmasked(message: Message) -> Message:
 
 
 def _extends(longer: Record, shorter: Record) -> bool:
-    """Whether `longer` is of the same row and shows each message that `shorter` trains in the same context."""
+    """Whether `longer`, of the same row, shows each message that `shorter` trains in the same context."""
     rows = [(r.source, r.place, r.id, r.tools, r.rejected) for r in (longer, shorter)]
     trained = [i for i, message in enumerate(shorter.messages) if is_trained(message)]
     if rows[0] != rows[1] or longer.rejected is not None or not trained:
