@@ -26,8 +26,8 @@ class BenchmarkError(ValueError):
 @dataclass(frozen=True, slots=True)
 class BenchmarkRecipe:
     """Fields of a benchmark's rows. Of `question` and `answer` the first that a row has is taken; a dot goes
-    into an object, " + " joins several fields into one item of several texts. A conversation (a list of messages,
-    or JSON of one) stands for what its users say."""
+    into an object, " + " joins several fields into one item of several texts. A conversation (a list of
+    messages, or JSON of one) stands for what its users say."""
 
     name: str
     question: tuple[str, ...]

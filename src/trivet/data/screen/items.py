@@ -19,8 +19,9 @@ INSTRUCTIONS = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.",
     'Remember to put your answer on its own line after "Answer:".',
-    "Answer the following multiple choice question. The last line of your response should be of the following "
-    "format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering.",
+    "Answer the following multiple choice question. The last line of your response should be of the "
+    "following format: 'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step "
+    "before answering.",
     "You will be given a question (problem specification) and will generate a correct Python program that "
     "matches the specification and passes all tests.",
 )
@@ -53,12 +54,12 @@ class Item:
 class Guards:
     """Against false positives.
 
-    An item with fewer than `min_words` words of its own has no phrases; a question is then compared whole with
-    each prompt, if it has `whole_min_words`. An answer needs `answer_min_words`: short ones ("return sorted(x)")
-    are everybody's. A phrase that `boilerplate_share` of a benchmark's distinct items have in common, and at
-    least `boilerplate_items` of them, is boilerplate: the words it covers are cut from every item, as are
-    `instructions`. A phrase in `frequent_share` of the corpus sample's documents, and in at least
-    `frequent_documents`, is frequent: it is listed and weighs nothing.
+    An item with fewer than `min_words` words of its own has no phrases; a question is then compared whole
+    with each prompt, if it has `whole_min_words`. An answer needs `answer_min_words`: short ones ("return
+    sorted(x)") are everybody's. A phrase that `boilerplate_share` of a benchmark's distinct items have in
+    common, and at least `boilerplate_items` of them, is boilerplate: the words it covers are cut from every
+    item, as are `instructions`. A phrase in `frequent_share` of the corpus sample's documents, and in at
+    least `frequent_documents`, is frequent: it is listed and weighs nothing.
     """
 
     min_words: int = PHRASE_WORDS

@@ -22,12 +22,13 @@ _SHOWN = 8  # matched phrases a hit names
 class NgramOptions:
     """A phrase pass.
 
-    A document is dropped when it holds at least `threshold` of one item's distinct phrases, and borderline from
-    `borderline_from` on (two phrases at least). Items with fewer than `strict_below` phrases are dropped only
-    when all are there; what the plain threshold would have dropped is then borderline. `samples`: phrases taken
-    of an item, None for all. `match`: `words` (word borders, within one message) or `substring` (the published
-    rule: anywhere in all turns put together, the first and last word may be parts of words). `whole`: items too
-    short for phrases are compared whole with each prompt. `borderline`: what becomes of such documents.
+    A document is dropped when it holds at least `threshold` of one item's distinct phrases, and borderline
+    from `borderline_from` on (two phrases at least). Items with fewer than `strict_below` phrases are dropped
+    only when all are there; what the plain threshold would have dropped is then borderline. `samples`:
+    phrases taken of an item, None for all. `match`: `words` (word borders, within one message) or `substring`
+    (the published rule: anywhere in all turns put together, the first and last word may be parts of words).
+    `whole`: items too short for phrases are compared whole with each prompt. `borderline`: what becomes of
+    such documents.
     """
 
     samples: int | None = SAMPLED_PHRASES

@@ -1,9 +1,9 @@
 """Exact search of many phrases in many texts, by hashing every run of words with numpy.
 
 A batch of texts becomes one buffer of lower-case letters and blanks. The hash of a word is made of its first
-eight bytes and its length, the hash of a run of words is a polynomial over those; a table of the hashes' top bits
-rejects nearly every run. What passes is looked up and compared as text, so a hit is always a hit, and equal
-runs have equal hashes, so none is missed.
+eight bytes and its length, the hash of a run of words is a polynomial over those; a table of the hashes' top
+bits rejects nearly every run. What passes is looked up and compared as text, so a hit is always a hit, and
+equal runs have equal hashes, so none is missed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MAX_SLOTS = 1 << 26
 class WordBuffer:
     """Texts in one buffer: letters, blanks, and a 0 where a run must not pass.
 
-    `start_W`, `end_W` are the bytes of word w; `word_D` is the index of the first word of text d, with one more
-    entry at the end.
+    `start_W`, `end_W` are the bytes of word w; `word_D` is the index of the first word of text d, with one
+    more entry at the end.
     """
 
     data: bytes
@@ -127,7 +127,8 @@ class PhraseIndex:
             raise ValueError(f"{wrong!r} has {len(wrong.split())} words; every phrase of this index has {n}")
         encoded = [text.encode() for text in texts]
         buffer = word_buffer(texts)
-        # As a substring a phrase fixes the words between its first and its last; those two may be parts of words.
+        # As a substring a phrase fixes the words between its first and its last; those two may be parts of
+        # words.
         skip, length = (1, n - 2) if match == "substring" else (0, n)
         run_W = run_hashes(word_hashes(buffer), length)
         hash_P = run_W[np.arange(len(texts)) * n + skip] if texts else run_W[:0]

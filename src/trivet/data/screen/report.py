@@ -17,9 +17,9 @@ class PassReport:
     """One pass.
 
     `fates`: documents by what became of them, by source. `pairs`: (fate, benchmark, source) -> pairs of a
-    document and an item. `samples`: the same, each document once per benchmark. `unique`: (fate, source) -> each
-    document once. `items`: (item, verdict) -> documents. `why`: reasons of borderline hits. `phrases`: matched
-    phrases, as often as hits named them.
+    document and an item. `samples`: the same, each document once per benchmark. `unique`: (fate, source) ->
+    each document once. `items`: (item, verdict) -> documents. `why`: reasons of borderline hits. `phrases`:
+    matched phrases, as often as hits named them.
     """
 
     name: str

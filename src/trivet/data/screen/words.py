@@ -27,8 +27,8 @@ def normalise(text: str) -> str:
 
 
 def sampled_starts(windows: int, samples: int = SAMPLED_PHRASES) -> list[int]:
-    """Which of `windows` start positions are sampled: all if there are few, else evenly spaced ones, the first
-    and the last among them."""
+    """Which of `windows` start positions are sampled: all if there are few, else evenly spaced ones, the
+    first and the last among them."""
     if windows <= samples:
         return list(range(max(0, windows)))
     if samples == 1:
@@ -64,7 +64,8 @@ BYTE_TABLE = _table()
 
 
 class _Folded(dict[str, str]):
-    """A character outside ASCII -> its lower-case letters and digits, blanks for all else; filled on demand."""
+    """A character outside ASCII -> its lower-case letters and digits, blanks for all else; filled on
+    demand."""
 
     def __missing__(self, character: str) -> str:
         folded = "".join(c if c.isalnum() else " " for c in character.lower())
