@@ -40,6 +40,8 @@ _ORDER = (
     schema.Lora,
     schema.Checkpoints,
     schema.Eval,
+    schema.HeldOut,
+    schema.KeepBest,
     schema.Until,
     schema.Phase,
     schema.Runtime,

@@ -6,7 +6,6 @@ phase of a stage any key from a step on. Nothing here imports torch.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -15,6 +14,8 @@ from trivet.recipe.data import Data
 from trivet.recipe.paths import override, split_path
 from trivet.recipe.secret import refuse_password
 from trivet.recipe.section import Fraction, Free, Location, Momentum, PositiveInt, Section
+from trivet.recipe.supervised import HeldOut, KeepBest
+from trivet.recipe.taskset import Tasks
 
 
 class TinyModel(Section):
@@ -86,46 +87,6 @@ class Sampling(Section):
         return self.temperature > 0 and self.top_p == 1 and self.top_k == 0 and not self.stop
 
 
-class Tasks(Section):
-    """One taskset: where tasks come from and which environment plays them."""
-
-    source: Location = Field(description="file or glob (JSONL, Parquet), dataset name, or generated:NAME")
-    env: str = Field(default="math", description="name of the environment that plays the tasks")
-    name: str | None = Field(default=None, description="in tables and metrics; default: from source")
-    split: str = Field(default="train", description="train, test, ...; of a hub dataset or a generator")
-    subset: str | None = Field(default=None, description="configuration name of a hub dataset")
-    fields: dict[str, str] = Field(
-        default_factory=dict,
-        description="our field -> column: prompt, answer, id, messages, response, or payload.NAME",
-    )
-    template: str = Field(
-        default="{prompt}", description="the user message; any column may be named in braces"
-    )
-    args: Free = Field(default_factory=dict, description="of a generated taskset")
-    env_args: Free = Field(default_factory=dict, description="of the environment")
-    tags: list[str] = Field(default_factory=list, description="put on every task")
-    limit: PositiveInt | None = Field(default=None, description="tasks taken, after skip")
-    skip: int = Field(default=0, ge=0, description="tasks left out at the start")
-    shuffle: bool = Field(default=True, description="by the recipe's seed, after skip and limit")
-    licence: str = Field(default="", description="of the data, kept with every task")
-
-    @field_validator("name")
-    @classmethod
-    def _part_of_a_metric(cls, name: str | None) -> str | None:
-        if name is not None and (not name.strip() or set("/@") & set(name)):
-            raise ValueError(f"must be text without / and @, not {name!r}: it is part of metric names")
-        return name
-
-    @property
-    def label(self) -> str:
-        """What tables and metric names call this taskset: `name`, or what the source is called."""
-        if self.name:
-            return self.name
-        last = self.source.removeprefix("generated:").rstrip("/").rsplit("/", 1)[-1]
-        last = re.sub(r"\.(jsonl(\.gz)?|json(\.gz)?|parquet)$", "", last)
-        return re.sub(r"[^\w.-]+", "_", last).strip("_") or "tasks"
-
-
 class Batch(Section):
     """Units: a batch is `prompts` accepted groups of `group` rollouts each, trained at one step."""
 
@@ -135,6 +96,10 @@ class Batch(Section):
         default=1, description="optimiser updates a step; each takes a share of the groups"
     )
     micro_tokens: PositiveInt = Field(default=4096, description="tokens per forward pass")
+    packs: PositiveInt | None = Field(default=None, description="packed data: packs a step")
+    tokens: PositiveInt | None = Field(
+        default=None, description="packed data: instead of packs, as many as hold at most so many tokens"
+    )
 
 
 class Sync(Section):
@@ -341,9 +306,10 @@ class Expert(Section):
 
 
 FIXED_IN_PHASES = (
-    *("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length"),
+    *("name", "mode", "steps", "epochs", "max_seconds", "until", "phases", "max_length", "keep_best"),
     # Read once, when the stage is put together:
     *("tasks", "engine", "checkpoints", "eval", "expert", "batch.micro_tokens", "explorer.concurrency"),
+    *("packed", "held_out", "batch.packs", "batch.tokens"),
     *("trainer.dtype", "trainer.gradient_checkpointing", "trainer.replay_routes", "trainer.lora"),
 )
 
@@ -367,8 +333,11 @@ class Stage(Section):
     )
     algorithm: str | Free = Field(default="grpo", description="a name, or {kind: name, part: value, ...}")
     tasks: list[Tasks] = Field(default_factory=list, description="what is trained on")
+    packed: Location | None = Field(
+        default=None, description="SFT: folder of `trivet data build` whose packs are trained on, not tasks"
+    )
     steps: PositiveInt | None = Field(default=None, description="at most so many")
-    epochs: PositiveInt | None = Field(default=None, description="passes over the tasks")
+    epochs: PositiveInt | None = Field(default=None, description="passes over the tasks or packs")
     max_seconds: float | None = Field(
         default=None, gt=0, description="the stage ends at the first step after it"
     )
@@ -381,6 +350,10 @@ class Stage(Section):
     trainer: Trainer = Field(default_factory=Trainer, description="how the policy is updated")
     checkpoints: Checkpoints = Field(default_factory=Checkpoints, description="what is kept on disk")
     eval: Eval = Field(default_factory=Eval, description="held-out tasks")
+    held_out: HeldOut | None = Field(default=None, description="SFT: loss on data that is not trained on")
+    keep_best: KeepBest | None = Field(
+        default=None, description="hand on the best checkpoint; default: the last"
+    )
     expert: Expert | None = Field(default=None, description="examples that join the rollouts")
     phases: list[Phase] = Field(default_factory=list, description="settings that change from a step on")
     max_length: PositiveInt | None = Field(
