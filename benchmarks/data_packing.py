@@ -5,9 +5,9 @@
 Lengths are log-normal. Both arms pack the same windows; the plain one keeps one sorted list of (room, row)
 and places example by example. Seconds are of this process's own computing, the best of the repeats. With the
 bound on, rows with examples above 32,768 tokens get fewer companions. A row's cost is L + L^2 / 49,152 summed
-over its examples. A step is 8 rows, one a rank, and lasts as long as its costliest row: `waiting` is that over
-the mean of the step, averaged over steps and weighted by cost, so an epoch's time is in proportion to it; with
-rows in random order, and with similar rows together.
+over its examples. A step is 8 rows, one a rank, and lasts as long as its costliest row: `waiting` is the sum
+of those over the sum of the means, so an epoch's time is in proportion to it; with rows in random order, and
+with similar rows together.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def main() -> None:
                 f"{name:8} {'off' if long_from is None else 'on':6} {quick:6.2f} {slow:9.2f} "
                 f"{slow / quick:5.1f}x {plan.fill:8.3%} {length_N.sum() / (rows * capacity):8.3%} "
                 f"{len(plan) / plan.bound:10.4f} {spread['max_over_mean']:9.2f} "
-                f"{spread['p95_over_p50']:8.2f} {spread['cv']:6.3f} {waiting(plan, 1):8.3f} {waiting(plan, RANKS):8.3f}",
+                f"{spread['p95_over_p50']:8.2f} {spread['cv']:6.3f} "
+                f"{waiting(plan, 1):8.3f} {waiting(plan, RANKS):8.3f}",
                 flush=True,
             )
     print(f"memory at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")

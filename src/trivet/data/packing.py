@@ -181,8 +181,8 @@ class _Table:
         return np.repeat(np.asarray(row_of, np.int64), np.asarray(taken, np.int64))
 
     def _track(self, longest: int) -> None:
-        """Start keeping costs once an example could exceed the bound; what is in a row by then counts as if of
-        the length at which examples begin to be long."""
+        """Start keeping costs once an example could exceed the bound; what rows hold by then counts as if it
+        were of the length at which examples begin to be long."""
         options = self.options
         if self.tracked or options.long_from is None or longest <= options.long_from:
             return
