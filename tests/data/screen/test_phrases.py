@@ -14,8 +14,8 @@ from trivet.data.screen.oracle import substring_hits, words_hits
 from trivet.data.screen.phrases import Match, PhraseIndex, batches
 from trivet.data.screen.words import BYTE_TABLE, fold, normalise, phrases, sampled_starts, split_words
 
-# Few words, so that runs repeat; parts of one another, long ones equal in their first eight bytes, and letters
-# outside ASCII, one of which has a lower case of two characters and one a lower case by position.
+# Few words, so that runs repeat; parts of one another, long ones equal in their first eight bytes, and
+# letters outside ASCII, one of which has a lower case of two characters and one a lower case by position.
 WORDS = [
     *("the", "he", "cat", "cats", "at", "a", "A", "is", "his", "7", "42", "extraordinarily", "extraordinary"),
     *("straße", "STRASSE", "Ünder", "ünder", "İstanbul", "ΟΔΟΣ", "οδός", "河流", "ab_cd", "x²", "naïve"),

@@ -143,12 +143,13 @@ class CharacterIndex:
         high = np.searchsorted(self.hash_K, hash_N[maybe], side="right")
         equal = np.flatnonzero(low < high)
         probe_H = maybe[equal] * self.stride
-        done: set[tuple[int, bytes]] = set()
+        done: set[tuple[int, int, bytes]] = set()
         around = 4 * self.characters  # bytes of a window at most
         for k, probe, text in zip(
             equal.tolist(), probe_H.tolist(), np.searchsorted(end_T, probe_H).tolist(), strict=True
         ):
-            context = (text, data[max(0, probe - around) : probe + around])
+            before = min(probe, around)
+            context = (text, before, data[probe - before : probe + around])
             if context not in done:
                 done.add(context)
                 yield from ((probe, int(at)) for at in self.at_K[low[k] : high[k]])

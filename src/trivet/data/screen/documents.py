@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trivet.data.record import Record
 from trivet.data.screen.words import normalise
@@ -63,5 +63,17 @@ def _texts(message: Message) -> Sequence[str]:
     content = message.content
     if not isinstance(content, str):
         content = "\n".join(part.text for part in content if part.type == "text")
-    calls = (json.dumps(call.arguments, ensure_ascii=False) for call in message.tool_calls)
+    calls = ("\n".join(_leaves(call.arguments)) for call in message.tool_calls)
     return (message.reasoning or "", content, *calls)
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """The texts and numbers in a value: as JSON, a line break would be a letter."""
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _leaves(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield str(value)

@@ -107,7 +107,9 @@ class CharacterPass:
     def unusable(self) -> dict[str, str]:
         """Items this pass cannot find, and why."""
         return {
-            prepared.item.label: prepared.why or f"under {self.options.characters} characters of its own"
+            prepared.item.label: f"under {self.options.characters} characters of its own"
+            if prepared.usable
+            else prepared.why
             for of, prepared in zip(self._of, self.items, strict=True)
             if not of
         }
