@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivet.data.record import Record, RecordDropped
-from trivet.data.validate import CAUSES, WARNINGS, declared_schemas, validate
+from trivet.data.validate import CAUSES, WARNINGS, _plainly_fits, declared_schemas, validate
 from trivet.types import Message, Part, ToolCall
 
 USER = Message("user", "How warm is it?")
@@ -237,6 +238,44 @@ _JSON = st.recursive(
 @given(_JSON, st.dictionaries(st.sampled_from("ab"), _JSON, max_size=2))
 def test_no_schema_and_no_arguments_break_the_check(schema: object, arguments: dict) -> None:
     caveats_of(declared(schema), call("x", **arguments))
+
+
+_PLAIN = st.recursive(
+    st.fixed_dictionaries({"type": st.sampled_from(["string", "integer", "number", "boolean", "object"])})
+    | st.fixed_dictionaries({"enum": st.just(["a", "b"])})
+    | st.just({"description": "anything"}),
+    lambda inner: (
+        st.fixed_dictionaries({"type": st.just("array"), "items": inner})
+        | st.fixed_dictionaries(
+            {
+                "type": st.just("object"),
+                "properties": st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+            },
+            optional={
+                "required": st.lists(st.sampled_from("ab"), max_size=2, unique=True),
+                "additionalProperties": st.booleans() | inner,
+            },
+        )
+    ),
+    max_leaves=6,
+)
+_VALUE = st.recursive(
+    st.sampled_from([None, True, 0, 1, 2.0, "a", "z"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=500)
+@given(_PLAIN, _VALUE)
+def test_the_short_way_accepts_only_what_the_library_accepts(schema: dict, value: object) -> None:
+    if _plainly_fits(value, schema):
+        assert jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+def test_the_short_way_is_taken() -> None:
+    assert _plainly_fits({"city": "Oslo"}, {**WEATHER, "properties": {"city": {"type": "string"}}})
+    assert not _plainly_fits({"days": True}, {"properties": {"days": {"type": "integer"}}})
 
 
 _MESSAGE = st.one_of(
