@@ -20,6 +20,7 @@ import numpy as np
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+BLOCK_ROWS = 1024  # rows of a Parquet row group: what is read at once
 
 
 class ShardError(ValueError):
@@ -98,7 +99,9 @@ def pack_row(pack: Pack) -> dict[str, Any]:
     }
 
 
-def write_shard(path: Path, rows: Iterable[Mapping[str, Any]], schema: Any, *, group_rows: int = 1024) -> int:
+def write_shard(
+    path: Path, rows: Iterable[Mapping[str, Any]], schema: Any, *, group_rows: int = BLOCK_ROWS
+) -> int:
     """Rows as one Parquet file, in groups of `group_rows`; how many there were."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -121,6 +124,12 @@ def file_hash(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_entry(folder: Path, path: Path, rows: int) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    name, size = str(path.relative_to(folder)), path.stat().st_size
+    return {"name": name, "rows": rows, "bytes": size, "sha256": file_hash(path)}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -64,9 +64,11 @@ class Decontaminate(Section):
         description="in order; a name, or {kind: name, option: value}",
     )
     borderline: Literal["drop", "keep", "review"] = Field(
-        default="review", description="near hits; review: kept and written to a file for a person"
+        default="review",
+        description="near hits; review: left out until a person decides, and written to a file",
     )
     allow: Location | None = Field(default=None, description="file of items that may stay, with reasons")
+    decisions: Location | None = Field(default=None, description="a review file with a person's decisions")
 
 
 class Near(Section):
@@ -80,7 +82,7 @@ class Deduplicate(Section):
     """Which of several copies is kept: the first, in the order of sources and rows."""
 
     exact: Literal["prompt", "whole", "off"] = Field(
-        default="whole", description="what is compared: words in order, case and punctuation aside"
+        default="whole", description="what is compared, case and blanks aside"
     )
     near: Near | None = Field(default=None, description="near duplicates too")
 

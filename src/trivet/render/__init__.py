@@ -2,7 +2,7 @@
 
 from trivet.render.base import Rendered, Renderer, RenderError, Segment
 from trivet.render.select import get_renderer, load_tokenizer
-from trivet.render.supervised import supervised_trace
+from trivet.render.supervised import supervised_tokens, supervised_trace
 from trivet.render.wire import INVALID_CALL, call_error
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "call_error",
     "get_renderer",
     "load_tokenizer",
+    "supervised_tokens",
     "supervised_trace",
 ]

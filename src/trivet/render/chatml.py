@@ -224,6 +224,18 @@ class ChatML:
 
     # -- the protocol ----------------------------------------------------------------------------
 
+    def departs(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
+        """The ids are meant to differ from the template's own: it would drop what is written into the content
+        here, or a content spells a special token, which stays text here."""
+        inline = {name for name in ("reasoning", "calls", "tools") if getattr(self.glue, name) == "inline"}
+        special = self.tokenizer.all_special_tokens
+        return ("tools" in inline and bool(tools)) or any(
+            ("reasoning" in inline and bool(m.reasoning))
+            or ("calls" in inline and bool(m.tool_calls))
+            or any(token in m.text for token in special)
+            for m in messages
+        )
+
     def render(self, messages: Sequence[Message], *, tools: Tools = (), generate: bool = False) -> Rendered:
         if not messages:
             raise RenderError("a conversation without messages cannot be rendered")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from trivet.render.base import Rendered, Renderer, RenderError
 from trivet.types import Message, Trace, TraceError
 
@@ -31,6 +33,36 @@ def _check_kept(renderer: Renderer, rendered: Rendered, messages: Sequence[Messa
                 )
 
 
+def _nothing_trained(messages: Sequence[Message], weight: float) -> RenderError:
+    roles = [m.role for m in messages]
+    return RenderError(
+        f"nothing in this conversation would be trained (roles {roles}, weight {weight}): it needs an "
+        "assistant message whose train is not 0"
+    )
+
+
+def supervised_tokens(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    weight: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids int32 (_T,), train float32 (_T,)): what `supervised_trace` holds, without a trace around it.
+
+    Raises RenderError.
+    """
+    rendered = renderer.render(messages, tools=tools, generate=False)
+    train_T = np.zeros(len(rendered.ids_T), np.float32)
+    for segment in rendered.segments:
+        if segment.trained:
+            train_T[segment.start : segment.stop] = _weight(messages[segment.message], weight)
+    if not train_T.any():
+        raise _nothing_trained(messages, weight)
+    _check_kept(renderer, rendered, messages)
+    return rendered.ids_T, train_T
+
+
 def supervised_trace(
     renderer: Renderer,
     messages: Sequence[Message],
@@ -54,10 +86,6 @@ def supervised_trace(
         except TraceError as error:
             raise RenderError(f"message {segment.message}: weight {train}: {error}") from error
     if not trace.column("train").any():
-        roles = [m.role for m in messages]
-        raise RenderError(
-            f"nothing in this conversation would be trained (roles {roles}, weight {weight}): it needs an "
-            "assistant message whose train is not 0"
-        )
+        raise _nothing_trained(messages, weight)
     _check_kept(renderer, rendered, messages)
     return trace

@@ -1,0 +1,239 @@
+"""One piece of a source, from rows to a shard of examples: what a worker of a build does.
+
+read -> normalise and repair -> rounds -> validate -> screen -> render. Nothing here depends on which process
+does it, or when.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trivet.data.interleave import merge_prefixes, split_rounds
+from trivet.data.normalise import normalise
+from trivet.data.read import BadRow, Piece, Row, read
+from trivet.data.record import Drop, Record, RecordDropped
+from trivet.data.render import SourceRenderer, Tokens, source_renderers
+from trivet.data.screen.chain import Screen, screen_records
+from trivet.data.screen.dedup import DedupOptions, Sketches, exact_key, sketch
+from trivet.data.screen.documents import document_of_record
+from trivet.data.screen.report import ScreenReport
+from trivet.data.shards import example_schema, write_json, write_shard
+from trivet.data.tally import SourceTally
+from trivet.data.validate import validate
+from trivet.recipe.data import Data, Source
+from trivet.types import canonical_json
+
+_RECORD = ["id", "source", "category", "place", "part", "done", "messages", "tools", "rejected", "weight"]
+
+UNREADABLE = frozenset({"unknown_format", "not_an_object", "bad_mapping"})
+"""Causes of `normalise` that say a row is of no known form: they count as bad, like broken JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A piece to prepare. `form`: how its file's rows are written, `name`: of the files it becomes."""
+
+    name: str
+    source: int
+    piece: Piece
+    form: str | None
+
+
+class Preparer:
+    """The passes of one build, set up once for each process.
+
+    `tokenizer`, `kind`, `template_args`: how examples are rendered; no tokenizer: they are not.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        screen: Screen | None = None,
+        tokenizer: str | None = None,
+        kind: str = "auto",
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.data, self.screen = data, screen
+        self.renderers: dict[str, SourceRenderer] = {}
+        self.tokenizer_hash = ""
+        if tokenizer is not None:
+            self.renderers, self.tokenizer_hash = source_renderers(
+                tokenizer,
+                {source.label: source.chat_template for source in data.sources},
+                kind=kind,
+                template_args=template_args,
+                max_length=data.max_length,
+            )
+        self._merges = {
+            label: data.merge and not renderer.adds_empty_think()
+            for label, renderer in self.renderers.items()
+        }
+
+    def prepare(self, job: Job, folder: Path) -> None:
+        """Write `folder/NAME.parquet` (examples), `NAME.review.jsonl` and, last, `NAME.json` (the tally)."""
+        source = self.data.sources[job.source]
+        tally = SourceTally(formats={job.form: 1} if job.form else {})  # type: ignore[arg-type]
+        review = folder / f"{job.name}.review.jsonl"
+        review.unlink(missing_ok=True)
+        report = ScreenReport()
+        records = self._records(job, source, tally)
+        if self.screen is not None:
+            records = screen_records(records, self.screen, report, review)
+        rows = self._rows(self._kept(records, tally), source, tally)
+        write_shard(folder / f"{job.name}.parquet", rows, example_schema())
+        if (near := near_options(self.data)) is not None:
+            sketch_shard(folder / f"{job.name}.parquet", near).save(folder / f"{job.name}.sketch")
+        out = {"source": source.label, "tally": tally.to_dict(), "screen": report.to_dict()}
+        write_json(folder / f"{job.name}.json", out)
+
+    # -- the passes ------------------------------------------------------------------------------
+
+    def _records(self, job: Job, source: Source, tally: SourceTally) -> Iterator[Record | Drop]:
+        for row in read(job.piece):
+            if source.limit is not None and number_of(row.place) > source.limit:
+                return
+            tally.rows += 1
+            if isinstance(row, BadRow):
+                tally.bad[row.cause] += 1
+                tally.note(row.cause, row.place, row.text)
+                continue
+            try:
+                yield from self._examples(row, job, source, tally)
+            except RecordDropped as error:
+                if error.cause in UNREADABLE:
+                    tally.bad[error.cause] += 1
+                    tally.note(error.cause, row.place, str(error))
+                else:
+                    yield Drop(error.cause, row.place, source.label, str(error))
+
+    def _examples(self, row: Row, job: Job, source: Source, tally: SourceTally) -> list[Record | Drop]:
+        """The examples of one row that are valid; the others as drops. Raises RecordDropped."""
+        record = normalise(
+            row.row,
+            format=job.form,
+            source=source.label,
+            place=row.place,
+            mapping=source.fields or None,
+            text_only=self.data.text_only,
+            repairs=source.repairs or None,
+        )
+        record.category, record.weight = source.category, record.weight * source.weight
+        supervise = source.supervise or self.data.supervise
+        parts = split_rounds(record, supervise=supervise) if self.data.rounds else [record]
+        if len(parts) > 1 and self._merges.get(source.label, False):
+            parts = merge_prefixes(parts, adds_empty_think=False)
+        out: list[Record | Drop] = []
+        for part in parts:
+            try:
+                valid, warnings = validate(part)
+            except RecordDropped as error:
+                out.append(Drop(error.cause, row.place, source.label, str(error)))
+                continue
+            tally.warnings.update(warning.cause for warning in warnings)
+            out.append(valid)
+        return out
+
+    def _kept(self, records: Iterable[Record | Drop], tally: SourceTally) -> Iterator[Record]:
+        for record in records:
+            if isinstance(record, Drop):
+                tally.dropped[record.cause] += 1
+                tally.note(record.cause, record.place, record.text)
+            else:
+                yield record
+
+    def _rows(
+        self, records: Iterable[Record], source: Source, tally: SourceTally
+    ) -> Iterator[dict[str, Any]]:
+        renderer = self.renderers.get(source.label)
+        for n, record in enumerate(records):
+            tokens = None
+            if renderer is not None:
+                try:
+                    tokens = renderer.tokens(record, compare=n % self.data.check_every == 0)
+                except RecordDropped as error:
+                    tally.dropped[error.cause] += 1
+                    tally.note(error.cause, record.place, str(error))
+                    continue
+            tally.examples += 1
+            tally.done.update(record.done)
+            yield example_row(record, tokens, self._exact(record))
+
+    def _exact(self, record: Record) -> bytes | None:
+        of = self.data.deduplicate.exact if self.data.deduplicate is not None else "off"
+        return None if of == "off" else exact_key(document_of_record(record), DedupOptions(of=of))
+
+
+def near_options(data: Data) -> DedupOptions | None:
+    """How near duplicates are looked for; None: they are not."""
+    near = data.deduplicate.near if data.deduplicate is not None else None
+    return None if near is None else DedupOptions(of=near.of, near=True, threshold=near.threshold)
+
+
+def sketch_shard(path: Path, options: DedupOptions) -> Sketches:
+    """The sketches of all examples of a shard, in order."""
+    import pyarrow.parquet as pq
+
+    parts = []
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(512, columns=_RECORD):
+            parts.append(sketch([document_of_record(record_of(row)) for row in batch.to_pylist()], options))
+    return Sketches.join(parts)
+
+
+def number_of(place: str) -> int:
+    """The number of the row in its file, counted from 1."""
+    if place.endswith("]"):
+        return int(place[place.rindex("[") + 1 : -1].rpartition(":")[2]) + 1
+    tail = place.rpartition(":")[2]
+    return int(tail) if tail.isdigit() else 1
+
+
+def example_row(record: Record, tokens: Tokens | None, exact: bytes | None = None) -> dict[str, Any]:
+    """A record as a row of `example_schema`."""
+    trained = [m for m in record.messages if m.role == "assistant" and m.train != 0]
+    rejected = record.rejected
+    return {
+        "id": record.id or f"{record.place}#{record.part}",
+        "source": record.source,
+        "category": record.category,
+        "place": record.place,
+        "part": record.part,
+        "done": record.done,
+        "messages": canonical_json([m.to_dict() for m in record.messages]),
+        "tools": canonical_json(record.tools) if record.tools else "",
+        "rejected": None if rejected is None else canonical_json([m.to_dict() for m in rejected]),
+        "weight": record.weight,
+        "turns": len(record.messages),
+        "supervised_turns": len(trained),
+        "tokens": -1 if tokens is None else len(tokens.ids_T),
+        "trained": -1 if tokens is None else int((tokens.train_T > 0).sum()),
+        "ids": None if tokens is None else tokens.ids_T,
+        "train": None if tokens is None else tokens.train_T,
+        "exact": exact,
+    }
+
+
+def record_of(row: Mapping[str, Any]) -> Record:
+    """The record that a row of `example_schema` holds."""
+    from trivet.types import Message
+
+    def messages(text: str) -> list[Message]:
+        return [Message.from_dict(m) for m in json.loads(text)]
+
+    return Record(
+        messages(row["messages"]),
+        source=row["source"],
+        place=row["place"],
+        tools=json.loads(row["tools"]) if row["tools"] else [],
+        id=row["id"],
+        category=row["category"],
+        weight=row["weight"],
+        part=row["part"],
+        done=list(row["done"]),
+        rejected=None if row["rejected"] is None else messages(row["rejected"]),
+    )
