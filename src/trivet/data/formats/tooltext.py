@@ -177,12 +177,11 @@ def _calls_from_text(draft: Draft, text: str, chat: Chat, literals: bool) -> Non
         _take_calls(draft, blocks, chat, literals)
     except RecordDropped:
         draft.calls = None
-        if not closed and draft is chat.drafts[-1]:
-            draft.cut = True  # it breaks off inside a call
-            return
-        if not chat.tools:
-            return  # words about the tags
-        raise
+        if not closed:
+            draft.cut = blocks[-1].lstrip()[:1] in ("{", "[", "<")  # it breaks off inside a call
+        elif chat.tools:
+            raise
+        return  # words about the tags
     if not closed:
         chat.mark("tool_call_close_missing")
     draft.content = "\n".join(piece for piece in (one.strip() for one in said) if piece)

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Mapping
 
 from trivet.data.formats.chat import Chat
-from trivet.data.repair.answers import answer_suffixes
+from trivet.data.repair.answers import answer_suffixes, calculator_marks
 from trivet.data.repair.calls import arguments, call_ids, call_turns
 from trivet.data.repair.reasoning import reasoning_tags
 from trivet.data.repair.system import system_prompts
@@ -21,6 +21,7 @@ Repair = Callable[[Chat], None]
 
 REPAIRS: dict[str, Repair] = {
     "system_prompts": system_prompts,
+    "calculator_marks": calculator_marks,
     "reasoning_tags": reasoning_tags,
     "arguments": arguments,
     "call_turns": call_turns,

@@ -32,61 +32,71 @@ class Conflict(ValueError):
     """One answer states two different results."""
 
 
+def calculator_marks(chat: Chat) -> None:
+    """The marks of a calculator, as in `3*6=<<3*6=18>>18`, go (`calculator_marks_removed`)."""
+    for draft in chat.drafts:
+        text = draft.content
+        if draft.role == "assistant" and isinstance(text, str) and "<<" in text and ">>" in text:
+            draft.content = _without_calculations(text)
+            if draft.content != text:
+                chat.mark(MARKS)
+
+
 def answer_suffixes(chat: Chat) -> None:
-    """Calculator marks (`<<3*6=18>>`) go; "#### X" at the end becomes "The answer is \\boxed{X}."; a
-    statement that repeats the box goes. Marks `calculator_marks_removed`, `answer_suffix_boxed`,
-    `answer_suffix_removed`. Raises RecordDropped (answer_conflict) when two statements differ."""
+    """ "#### X" at the end becomes "The answer is \\boxed{X}." (`answer_suffix_boxed`); a statement that
+    repeats the box goes (`answer_suffix_removed`). Raises RecordDropped (answer_conflict) when two differ."""
     for draft in chat.drafts:
         text = draft.content
         if draft.role != "assistant" or not isinstance(text, str):
             continue
-        if "####" in text or _BOX in text or "<<" in text:
+        if "####" in text or _BOX in text:
             try:
-                draft.content, marks = settle(text)
+                draft.content, mark = settle(text)
             except Conflict as error:
                 raise RecordDropped("answer_conflict", str(error)) from None
-            for mark in marks:
+            if mark:
                 chat.mark(mark)
 
 
-def settle(text: str) -> tuple[str, list[str]]:
-    """(the text with one statement of its result, what was done). Raises Conflict."""
-    marks: list[str] = []
-    if "<<" in text and ">>" in text:
-        bare = _without_calculations(text)
-        if bare != text:
-            text, marks = bare, [MARKS]
+def settle(text: str) -> tuple[str, str]:
+    """(the text with one statement of its result, what was done or ""). Raises Conflict."""
     if "####" not in text and _BOX not in text:
-        return text, marks
+        return text, ""
     body, stated = _peel(text.rstrip())
     if len(stated) > _MOST:
-        return text, marks
+        return text, ""
     box = last_box(body)
     values = [value for _, value, _ in stated] + ([] if box is None else [box])
     if len(values) < 2 and not any(kind == "hash" for kind, _, _ in stated):
-        return text, marks
+        return text, ""
     for value in values[1:]:
         same = same_answer(values[0], value)
         if same is False:
             raise Conflict(f"two answers: {values[0][:40]!r} and {value[:40]!r}")
         if same is None:
-            return text, marks  # not comparable: left as it is
+            return text, ""  # not comparable: left as it is
     if box is not None:
-        return body, [*marks, SUFFIX]
+        return body, SUFFIX
     statement = next((said for kind, _, said in reversed(stated) if kind == "box"), None)
     if statement is not None:
-        return f"{body}\n\n{statement}".lstrip(), [*marks, SUFFIX]
+        return f"{body}\n\n{statement}".lstrip(), SUFFIX
     value = next(value for kind, value, _ in stated if kind == "hash")
-    return f"{body}\n\nThe answer is {_BOX}{value}}}.".lstrip(), [*marks, BOXED]
+    return f"{body}\n\nThe answer is {_BOX}{value}}}.".lstrip(), BOXED
 
 
 def _without_calculations(text: str) -> str:
     bare = text
     for _ in range(_MOST):  # nested ones need a pass each
-        before, bare = bare, _CALCULATION.sub(lambda found: "" if "=" in found[1] else found[0], bare)
+        before, bare = bare, _CALCULATION.sub(_unless_sum, bare)
         if bare == before:
-            return bare
+            return bare if bare.strip() else text
     return text
+
+
+def _unless_sum(found: re.Match[str]) -> str:
+    """Nothing for a calculation, which has a digit on both sides of an equals sign."""
+    left, _, right = found[1].partition("=")
+    return "" if any(map(str.isdigit, left)) and any(map(str.isdigit, right)) else found[0]
 
 
 def _peel(text: str) -> tuple[str, list[tuple[str, str, str]]]:

@@ -56,13 +56,12 @@ def call_turns(chat: Chat) -> None:
         return
     kept: list[Draft] = []
     for draft in drafts:
-        last = kept[-1] if kept else None
-        if last is not None and _continues(last, draft):
-            last.calls = [*(last.calls or ()), *(draft.calls or ())]
-            last.cut = draft.cut
+        kept.append(draft)
+        while len(kept) > 1 and _continues(kept[-2], kept[-1]):
+            more = kept.pop()
+            kept[-1].calls = [*(kept[-1].calls or ()), *(more.calls or ())]
+            kept[-1].cut = more.cut
             chat.mark("call_turns_joined")
-        else:
-            kept.append(draft)
     chat.drafts = kept
 
 

@@ -12,9 +12,9 @@ def final_turn(chat: Chat) -> None:
     """Cuts the end back to the last finished assistant message (`incomplete_final_turn_removed`).
 
     Unfinished are: a last message of user, system or tool; an assistant message that is empty, whose
-    reasoning is never closed, or that hit a length limit. A call may be last. One that hit a limit in the
-    middle is no longer trained (`truncated_turn_masked`). Raises RecordDropped: `no_answer` when there was
-    no assistant message, `incomplete` when none is finished.
+    reasoning is never closed, or that hit a length limit. A call may be last. One in
+    the middle is no longer trained (`truncated_turn_masked`, `empty_turn_masked`). Raises RecordDropped:
+    `no_answer` when there was no assistant message, `incomplete` when none is finished.
     """
     drafts = chat.drafts
     end = len(drafts)
@@ -28,9 +28,9 @@ def final_turn(chat: Chat) -> None:
         chat.drafts = drafts[:end]
         chat.mark(REMOVED)
     for draft in chat.drafts:
-        if draft.cut and draft.train != 0:
+        if draft.role == "assistant" and draft.train != 0 and not finished(draft):
             draft.train = 0.0
-            chat.mark("truncated_turn_masked")
+            chat.mark("truncated_turn_masked" if draft.cut else "empty_turn_masked")
 
 
 def finished(draft: Draft) -> bool:
