@@ -151,9 +151,9 @@ def _recipe(name: str, fields: Mapping[str, str] | None) -> BenchmarkRecipe:
     unknown = set(fields or {}) - {"question", "answer"}
     if unknown:
         raise BenchmarkError(f"benchmark {name!r}: fields are question and answer, not {sorted(unknown)}")
-    known = RECIPES.get(name)
+    known = {_plain(key): recipe for key, recipe in RECIPES.items()}.get(_plain(name))
     if known is None and "question" not in (fields or {}):
-        near = get_close_matches(name, RECIPES, 1)
+        near = get_close_matches(name.lower(), RECIPES, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise BenchmarkError(
             f"no recipe for a benchmark {name!r}{hint} Known are {', '.join(RECIPES)}. "
@@ -165,6 +165,10 @@ def _recipe(name: str, fields: Mapping[str, str] | None) -> BenchmarkRecipe:
     question = (fields["question"],) if "question" in fields else base.question
     answer = (fields["answer"],) if "answer" in fields else base.answer
     return BenchmarkRecipe(name, question, answer, base.note)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _rows(source: str, subset: str | None, split: str) -> Iterator[Row | BadRow]:

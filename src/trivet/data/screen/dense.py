@@ -139,4 +139,4 @@ def load_model(name: str) -> Any:
         path = Path(str(package.__file__)).parent / "model"
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(path) if path.exists() else name, device="cpu")
+    return SentenceTransformer(str(path) if path.exists() else name)
