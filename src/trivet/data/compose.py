@@ -182,8 +182,8 @@ def _fit(
             share_CS *= np.expand_dims(wanted > 0, axis)
     if not share_CS.sum():
         raise MixError(
-            f"there are no {unit.replace('_', ' ')} to mix: no example that has any lies in a category and in "
-            "a source with a share"
+            f"there are no {unit.replace('_', ' ')} to mix: no example that has any lies in a category and a "
+            "source that have a share"
         )
     off, name = 0.0, ""
     for _ in range(_FIT_ROUNDS):

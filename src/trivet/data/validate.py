@@ -29,7 +29,7 @@ CAUSES: dict[str, str] = {
     "call_answered_twice": "two tool messages answer the same call",
     "results_out_of_order": "results of parallel calls are not in the calls' order, which is all that "
     "templates without call ids go by",
-    "call_not_answered": "the conversation goes on although a call has no result",
+    "call_not_answered": "the assistant goes on although a call has no result, or one of several has none",
     "call_id_repeated": "two calls have the same id",
 }
 """Why `validate` refuses a record."""
@@ -38,6 +38,7 @@ WARNINGS: dict[str, str] = {
     "arguments_invalid": "a call's arguments do not fit the schema that was declared for its tool",
     "tool_undeclared": "a call names a tool that the record, which declares tools, does not declare",
     "schema_invalid": "the schema declared for a called tool cannot be used; its arguments were not compared",
+    "call_without_result": "a request follows calls of which none has a result: the response ended with them",
     "result_misnamed": "a tool message names another tool than the call that it answers",
 }
 """What `validate` warns of; the record is kept."""
@@ -164,10 +165,10 @@ def _check_turns(record: Record, messages: list[Message]) -> list[Caveat]:
                 caveats.append(Caveat("result_misnamed", text))
             continue
         if pending.open and not is_wrapped_result(message):
-            name = pending.open[0].name
-            raise RecordDropped(
-                "call_not_answered", f"{where} follows, but the call of {name!r} has no result"
-            )
+            text = f"{where} follows, but the call of {pending.open[0].name!r} has no result"
+            if message.role != "user" or pending.answered:
+                raise RecordDropped("call_not_answered", text)
+            caveats.append(Caveat("call_without_result", text))  # a call that ended its response
         if message.role == "system" and i:
             raise RecordDropped("system_not_first", f"{where}: {CAUSES['system_not_first']}")
         pending = _Pending(message.tool_calls)
