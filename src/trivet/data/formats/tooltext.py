@@ -30,7 +30,7 @@ _LONGEST_PROMPT = 200_000  # characters; in a longer one the explanation around 
 # conversation is rendered with says it again in its own words.
 _AROUND = (
     re.compile(
-        r"# Tools\s+You (?:may call one or more functions|have access to the following)(?:(?!<tools>).)*?\Z",
+        r"# Tools\s+You (?:may call one or more functions|have access to the following).*\Z",
         re.S,
     ),
     re.compile(r"You are provided with function signatures within\s+<tools>\s*</tools>\s*XML tags[.:]?\s*"),
