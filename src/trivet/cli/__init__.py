@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trivet.algorithms import Algorithm
     from trivet.recipe import Plan, Recipe
     from trivet.recipe.schema import Tasks
+    from trivet.recipe.supervised import PackedNumbers
 
 FAILED, USAGE, STOPPED, INTERRUPTED = 1, 2, 3, 130
 _PREVIEWED_CHARACTERS = 2000
@@ -130,7 +131,13 @@ def _preview(recipe: Recipe) -> Plan:
     problems: list[str] = []
     counts = {s.name: _count(recipe, s.name, "tasks", s.tasks, problems) for s in recipe.stages}
     held = {s.name: _count(recipe, s.name, "eval.tasks", s.eval.tasks, problems) for s in recipe.stages}
-    preview = plan(recipe, counts, eval_tasks=held, algorithms=_algorithms(recipe))
+    packed: dict[str, PackedNumbers] = {}
+    if any(stage.packed or stage.held_out for stage in recipe.stages):
+        from trivet.runtime.packs import packed_numbers
+
+        packed, unread = packed_numbers(recipe)
+        problems += unread
+    preview = plan(recipe, counts, eval_tasks=held, algorithms=_algorithms(recipe), packed=packed)
     return replace(preview, problems=(*preview.problems, *problems))
 
 
@@ -371,5 +378,3 @@ def readable_errors(error: BaseException) -> list[str] | None:
     from trivet.recipe.secret import redact
 
     return [redact(str(error) or type(error).__name__)]
-
-

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from trivet.recipe.memory import ModelShape, model_type
 from trivet.recipe.problems import nearest
 from trivet.recipe.schedule import FORMULA, lag
-from trivet.recipe.schema import Eval, Recipe, Stage, TinyModel, Until
+from trivet.recipe.schema import Recipe, Stage, TinyModel
+from trivet.recipe.supervised import PackedNumbers
 
 
 class PartLike(Protocol):
@@ -70,6 +71,7 @@ def check_recipe(
     algorithms: Mapping[str, AlgorithmLike],
     gives: Mapping[str, Mapping[str, str]],
     shape: ModelShape | None,
+    packed: Mapping[str, PackedNumbers],
 ) -> list[str]:
     """All refusals, in the recipe's order. Empty: the recipe can be run."""
     problems = [*_policy(recipe), *_lease(recipe)]
@@ -79,6 +81,7 @@ def check_recipe(
         variants = {stage.name: stage}
         variants |= {f"{stage.name}@{p.from_step}": stage.at(p.from_step) for p in stage.phases}
         found: dict[str, None] = dict.fromkeys((*_models(recipe, stage), *_routes(recipe, stage)))
+        found |= dict.fromkeys(_packed(stage, packed.get(stage.name), shape))
         for name, variant in variants.items():
             found |= dict.fromkeys(_stage(variant, tasks.get(stage.name), shape))
             algorithm = algorithms.get(name, algorithms.get(stage.name))
@@ -175,15 +178,17 @@ def _taskset(stage: Stage, tasks: int | None) -> Iterator[str]:
         ends = [key for key in _ENDS if getattr(stage, key)]
         if ends:
             yield f"a bench stage has no steps: take out {', '.join(ends)}"
+    elif stage.packed is not None:
+        return  # has checks of its own
     elif not stage.tasks:
-        yield "there is nothing to train on; give it tasks"
+        yield "there is nothing to train on; give it tasks, or packed data"
     elif tasks == 0:
         yield "its tasksets hold no task; look at limit, skip, split and the source"
 
 
 def _batch(stage: Stage) -> Iterator[str]:
     batch = stage.batch
-    if batch.updates_per_batch > batch.prompts:
+    if batch.updates_per_batch > batch.prompts and stage.packed is None:
         yield (
             f"batch.updates_per_batch {batch.updates_per_batch} cannot split {batch.prompts} prompts: an "
             "update takes whole groups. batch.prompts counts groups, not rollouts: a step has prompts x "
@@ -252,27 +257,80 @@ def _eval(stage: Stage) -> Iterator[str]:
     double = sorted({label for label in labels if labels.count(label) > 1})
     if double:
         yield f"eval.tasks has {double} more than once, so their metrics would mix; set `name:` on one"
-    if stage.until is not None and stage.mode != "bench":
-        yield from _until(stage.until, config)
+    if stage.mode == "bench":
+        return
+    if stage.until is not None:
+        yield from _metric("until.metric", stage.until.metric, stage)
+    if stage.keep_best is not None:
+        yield from _metric("keep_best.metric", stage.keep_best.metric, stage)
 
 
-def _until(until: Until, config: Eval) -> Iterator[str]:
-    labels = [tasks.label for tasks in config.tasks]
-    parts = until.metric.split("/")
+def _metric(key: str, wanted: str, stage: Stage) -> Iterator[str]:
+    """What a rule looks at must be what an evaluation of the stage gives."""
+    labels = [tasks.label for tasks in stage.eval.tasks]
+    held = [stage.held_out.name] if stage.held_out else []
+    parts = wanted.split("/")
     if parts[0] != "eval" or len(parts) < 3:
-        example = f"eval/{labels[0] if labels else 'TASKSET'}/pass@1"
-        yield f"until.metric {until.metric!r} must be eval/TASKSET/METRIC, e.g. {example}"
+        example = f"eval/{labels[0]}/pass@1" if labels or not held else f"eval/{held[0]}/loss"
+        example = example if labels or held else "eval/TASKSET/pass@1"
+        yield f"{key} {wanted!r} must be eval/TASKSET/METRIC, e.g. {example}"
         return
     name, metric, kind = parts[1], "/".join(parts[2:]), parts[2]
+    if name in held:
+        if metric != "loss" and not metric.startswith(("loss/source/", "loss/category/")):
+            yield f"{key} wants {metric}; held_out gives loss, loss/source/NAME and loss/category/NAME"
+        return
     if name not in labels:
-        has = ", ".join(labels) or "none"
-        yield f"until.metric names the taskset {name!r}; eval.tasks has {has}{nearest(name, labels)}"
-    passes = [f"pass@{k}" for k in config.k]
+        has = ", ".join([*labels, *held]) or "none"
+        where = "eval.tasks and held_out have" if held else "eval.tasks has"
+        yield f"{key} names the taskset {name!r}; {where} {has}{nearest(name, [*labels, *held])}"
+    passes = [f"pass@{k}" for k in stage.eval.k]
     known = [*_EVAL_METRICS, *passes, *(f"{one}/{side}" for one in passes for side in ("low", "high"))]
     if kind.startswith("pass@") and kind not in passes:
-        yield f"until.metric wants {metric}; eval.k computes {', '.join(passes)}"
+        yield f"{key} wants {metric}; eval.k computes {', '.join(passes)}"
     elif metric not in known:
-        yield f"until.metric wants {metric}, which no evaluation gives{nearest(metric, known)}"
+        yield f"{key} wants {metric}, which no evaluation gives{nearest(metric, known)}"
+
+
+def _packed(stage: Stage, numbers: PackedNumbers | None, shape: ModelShape | None) -> Iterator[str]:
+    """Packed data, held-out loss and the choice of a checkpoint."""
+    batch, held = stage.batch, stage.held_out
+    if stage.mode != "train":
+        given = {"packed": stage.packed, "held_out": held}
+        yield from (
+            f"{key} is for supervised stages; set mode: train, or take it out"
+            for key, value in given.items()
+            if value is not None
+        )
+    if stage.mode == "bench" and stage.keep_best is not None:
+        yield "keep_best: a bench stage trains nothing; take it out"
+    if held is not None and held.name in [tasks.label for tasks in stage.eval.tasks]:
+        yield f"held_out.name {held.name!r} is also a taskset of eval.tasks, so their metrics would mix"
+    if stage.packed is None:
+        for key in ("packs", "tokens"):
+            if getattr(batch, key) is not None:
+                yield f"batch.{key} counts packed data, and there is none: set batch.prompts, or give packed"
+        return
+    if held is not None and held.packed == stage.packed:
+        yield "held_out.packed is the folder that is trained on; give another build"
+    if stage.tasks:
+        yield "packed and tasks: give one of them; tasks of other stages stand under those stages"
+    if (batch.packs is None) == (batch.tokens is None):
+        yield "packed data needs exactly one of batch.packs (packs a step) and batch.tokens (tokens a step)"
+    if stage.max_length is not None:
+        yield "max_length is for tasks: packed data were cut to length when they were built (data.max_length)"
+    if numbers is None:
+        return
+    if numbers.longest - 1 > batch.micro_tokens:
+        yield (
+            f"batch.micro_tokens {batch.micro_tokens} is below the longest document of the packs, "
+            f"{numbers.longest} tokens, which is computed in one pass; raise it to {numbers.longest}"
+        )
+    if shape and shape.context and numbers.longest > shape.context:
+        yield (
+            f"the longest document of the packs has {numbers.longest} tokens, the model {shape.context} "
+            "positions; build them with a lower data.max_length"
+        )
 
 
 def _algorithm(stage: Stage, algorithm: AlgorithmLike, has: Mapping[str, str]) -> Iterator[str]:
@@ -305,6 +363,9 @@ def _algorithm(stage: Stage, algorithm: AlgorithmLike, has: Mapping[str, str]) -
             "a pair is read whole" if "preference" in algorithm.consumes else "an example is a group of one"
         )
         yield f"batch.group {group} does not suit {kind}: {what}; set batch.group: 1"
+    supervised = [key for key in ("packed", "held_out") if getattr(stage, key) is not None]
+    if supervised and (set(algorithm.consumes) != {"sft"}):
+        yield f"{kind} does not train on worked examples alone, as {supervised[0]} needs; take algorithm sft"
     if stage.expert is not None and not {"sft", "rollout"} <= set(algorithm.consumes):
         yield f"expert: {kind} makes no use of worked examples; take it out, or take algorithm mix or chord"
     if stage.expert is None and {"sft", "rollout"} <= set(algorithm.consumes):

@@ -11,6 +11,7 @@ from trivet.recipe.memory import ModelShape, human_bytes, memory_parts, policy_s
 from trivet.recipe.problems import Problem, RecipeError
 from trivet.recipe.schedule import lag
 from trivet.recipe.schema import Recipe, Stage, Until
+from trivet.recipe.supervised import PackedNumbers
 
 _LAGS_SHOWN = 4
 
@@ -35,6 +36,8 @@ class StagePlan:
     checkpoints: int | None
     interval: int
     lags: tuple[int, ...]  # of the first steps; empty outside mode both
+    packed: PackedNumbers | None = None
+    taken: str = ""  # of packed data, by a step
     memory: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -86,7 +89,22 @@ class StagePlan:
         count = _count(self.steps)
         return count if self.ends == f"steps {count}" else f"at most {count} ({self.ends})"
 
+    def _packed_lines(self, numbers: PackedNumbers) -> list[tuple[str, str]]:
+        tokens, share = numbers.tokens, numbers.trained / max(1, numbers.tokens)
+        fill = tokens / max(1, numbers.packs * numbers.capacity)
+        in_all = f", {numbers.steps:,} steps in all epochs" if numbers.steps is not None else ""
+        return [
+            ("packed", f"{numbers.packs:,} packs of {numbers.capacity:,} tokens, {fill:.1%} full{in_all}"),
+            ("", f"{numbers.documents:,} documents, the longest {numbers.longest:,} tokens"),
+            ("", f"{tokens:,} tokens, {numbers.trained:,} trained ({share:.1%})"),
+            ("a step", f"{self.taken}, {self.updates_per_step} optimiser update(s)"),
+            ("steps", self._steps_line()),
+            ("checkpoints", _count(self.checkpoints)),
+        ]
+
     def _training_lines(self) -> list[tuple[str, str]]:
+        if self.packed is not None:
+            return self._packed_lines(self.packed)
         unit = "examples" if self.mode == "train" and self.group == 1 else "rollouts"
         batch = f"{self.rollouts_per_step:,} {unit}"
         if unit == "rollouts":
@@ -145,6 +163,7 @@ def plan(
     algorithms: Mapping[str, AlgorithmLike] | None = None,
     gives: Mapping[str, Mapping[str, str]] | None = None,
     shape: ModelShape | None = None,
+    packed: Mapping[str, PackedNumbers] | None = None,
 ) -> Plan:
     """The derived numbers and refusals of a recipe. Never raises for them: see `Plan.check`.
 
@@ -155,7 +174,8 @@ def plan(
     """
     shape = shape or policy_shape(recipe)
     tasks, eval_tasks, algorithms = tasks or {}, eval_tasks or {}, algorithms or {}
-    problems = check_recipe(recipe, tasks, algorithms, gives or {}, shape)
+    packed = packed or {}
+    problems = check_recipe(recipe, tasks, algorithms, gives or {}, shape, packed)
 
     def memory(stage: Stage) -> dict[str, int]:
         algorithm = algorithms.get(stage.name)
@@ -167,7 +187,10 @@ def plan(
     known = [stage for stage in recipe.stages if stage.name in policies or stage.name not in algorithms]
     models = 1 + sum(stage.mode != "bench" for stage in known)
     stages = [
-        _stage_plan(stage, tasks.get(stage.name), eval_tasks.get(stage.name), memory(stage), models)
+        _stage_plan(
+            *(stage, tasks.get(stage.name), eval_tasks.get(stage.name), memory(stage), models),
+            packed=packed.get(stage.name),
+        )
         for stage in recipe.stages
     ]
     return Plan(recipe, tuple(stages), tuple(problems), shape.parameters if shape else None)
@@ -179,8 +202,10 @@ def _stage_plan(
     eval_tasks: int | None,
     memory: Mapping[str, int],
     models: int,
+    *,
+    packed: PackedNumbers | None,
 ) -> StagePlan:
-    steps = derived_steps(stage, tasks)
+    steps = derived_steps(stage, tasks, packed)
     window = stage.explorer.window
     lags = [lag(e, stage.sync.interval, stage.sync.offset) for e in range(1, _LAGS_SHOWN + 1)]
     return StagePlan(
@@ -200,20 +225,24 @@ def _stage_plan(
         checkpoints=_checkpoints(stage, steps),
         interval=stage.sync.interval,
         lags=tuple(lags) if stage.mode == "both" else (),
+        packed=packed,
+        taken=f"{stage.batch.packs:,} packs" if stage.batch.packs else f"{stage.batch.tokens or 0:,} tokens",
         memory=memory,
         notes=tuple(_notes(stage, steps, tasks)),
     )
 
 
-def derived_steps(stage: Stage, tasks: int | None) -> int | None:
+def derived_steps(stage: Stage, tasks: int | None, packed: PackedNumbers | None = None) -> int | None:
     """The number of steps (an upper bound where filters drop groups); None where until or time decide.
 
-    `steps`, or ceil(epochs * tasks / batch.prompts), or the smaller of both.
+    `steps`, or ceil(epochs * tasks / batch.prompts) (packed data: those of `packed`), or the smaller of both.
     """
     if stage.mode == "bench":
         return None
     bounds = [stage.steps] if stage.steps is not None else []
-    if stage.epochs is not None and tasks:
+    if packed is not None and packed.steps is not None:
+        bounds.append(packed.steps)
+    elif stage.epochs is not None and tasks:
         bounds.append(math.ceil(stage.epochs * tasks / stage.batch.prompts))
     return min(bounds) if bounds else None
 
@@ -266,7 +295,7 @@ def _notes(stage: Stage, steps: int | None, tasks: int | None) -> list[str]:
     if stage.phases:
         first = min(phase.from_step for phase in stage.phases)
         notes.append(f"phases change settings from step {first} on; these numbers are of the stage's own")
-    if batch.prompts % batch.updates_per_batch:
+    if batch.prompts % batch.updates_per_batch and stage.packed is None:
         notes.append(f"{batch.prompts} prompts do not split evenly into {batch.updates_per_batch} updates")
     if steps is not None:
         late = [phase.from_step for phase in stage.phases if phase.from_step > steps]

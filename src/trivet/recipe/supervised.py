@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -47,3 +48,17 @@ class KeepBest(Section):
     min_delta: float = Field(
         default=0.0, ge=0, description="progress: better than at the last progress by more than this"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedNumbers:
+    """What a packed folder holds, as planning sees it. `longest`: tokens of the longest document; `steps`:
+    until the stage's last epoch is used up, None where it names none."""
+
+    packs: int
+    documents: int
+    tokens: int
+    trained: int
+    capacity: int
+    longest: int
+    steps: int | None

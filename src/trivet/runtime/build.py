@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from trivet.data.shards import PackedData
 from trivet.envs import Environment, make_env
 from trivet.explorer import Game
 from trivet.recipe import Recipe, Stage
 from trivet.recipe.schema import Tasks, TinyModel
-from trivet.render import Renderer
+from trivet.render import Renderer, load_tokenizer
 from trivet.tasks import TasksetError, load_tasks
 from trivet.types import Message, Task
 
@@ -108,6 +109,17 @@ def located(stage: Stage, place: Callable[[str], Path]) -> Stage:
 
     held = stage.eval.model_copy(update={"tasks": [one(tasks) for tasks in stage.eval.tasks]})
     return stage.model_copy(update={"tasks": [one(tasks) for tasks in stage.tasks], "eval": held})
+
+
+def check_tokenizer(stage: Stage, data: PackedData, start: Path) -> None:
+    """Refuse packs whose ids mean other tokens to the model the stage starts from."""
+    from trivet.data.render import tokenizer_hash
+
+    if data.tokenizer != tokenizer_hash(load_tokenizer(start)):
+        raise SetupError(
+            f"stage {stage.name}: the packs of {data.folder} were made with another tokenizer than that of "
+            f"{start}: their ids would mean other tokens. Build them again with data.tokenizer: {start}"
+        )
 
 
 async def open_env(config: Tasks, stack: AsyncExitStack) -> Environment:

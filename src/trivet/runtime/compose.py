@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from trivet.agents import Policy
 from trivet.algorithms import resolve
 from trivet.buffer import AttachmentStore
+from trivet.data.shards import PackedData
 from trivet.engine.base import Engine, EngineError
 from trivet.explorer import Explorer
 from trivet.recipe import Stage
@@ -21,6 +22,7 @@ from trivet.runtime.build import (
     Held,
     SetupError,
     check_leaks,
+    check_tokenizer,
     context_for,
     load_games,
     load_held,
@@ -30,6 +32,8 @@ from trivet.runtime.build import (
 from trivet.runtime.evaluation import Evaluator
 from trivet.runtime.experts import Experts
 from trivet.runtime.keep import Keeper
+from trivet.runtime.packed import PackedRun
+from trivet.runtime.packs import PackReader, pack_lengths, pack_order
 from trivet.runtime.reader import Reader
 from trivet.runtime.stage import StageRun
 from trivet.runtime.supply import Supply
@@ -50,29 +54,28 @@ async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitSta
     algorithm = resolve(stage.algorithm)
     renderer = open_renderer(run, start)
     placed = located(stage, run.place)
-    games = await load_games(placed, recipe.seed, stack, play=stage.mode == "both")
+    packs = _packs(run, stage, start, stack)
+    games = Games({}, packs.data.fingerprint[:16]) if packs else await _games(run, placed, stack)
     held = await load_held(placed, recipe.seed, stack)
     check_leaks(stage, games.by_id, held)
     ledger = run.ledger.stage(stage.name, fingerprint=games.fingerprint)
-    trainer = _trainer(run, stage, start, games)
+    trainer = _trainer(run, stage, start, packs.order.steps if packs else _steps(stage, games))
     context = _context(run, stage, games, held, renderer, trainer)
     engine = open_engine(run, stage, start, context, stack) if stage.mode == "both" or held else None
-    source = _source(run, stage, ledger, games, renderer, engine, context)
-    composed = StageRun(
+    source = supply = None
+    if packs is None:
+        source = _source(run, stage, ledger, games, renderer, engine, context)
+        shuffle = any(tasks.shuffle for tasks in stage.tasks)
+        supply = Supply(ledger, games.ids, epochs=stage.epochs, seed=recipe.seed, shuffle=shuffle)
+    composed = (partial(PackedRun, packs=packs) if packs else StageRun)(
         stage,
         folder=run.folder.stage(stage.name),
         algorithm=algorithm,
         ledger=ledger,
-        supply=Supply(
-            ledger,
-            games.ids,
-            epochs=stage.epochs,
-            seed=recipe.seed,
-            shuffle=any(tasks.shuffle for tasks in stage.tasks),
-        ),
+        supply=supply,
         source=source,
         trainer=trainer,
-        synchroniser=_synchroniser(run, stage, engine, renderer, games, context) if engine else None,
+        synchroniser=_synchroniser(run, stage, engine, renderer, games, held, context) if engine else None,
         evaluator=open_evaluator(run, stage, held, engine, renderer, context) if engine and held else None,
         keeper=Keeper(
             run.folder.stage(stage.name) / "checkpoints",
@@ -89,6 +92,21 @@ async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitSta
         check_leaks(stage, composed.experts.task_ids, held)
     stack.callback(composed.close)
     return composed
+
+
+async def _games(run: Run, stage: Stage, stack: AsyncExitStack) -> Games:
+    return await load_games(stage, run.recipe.seed, stack, play=stage.mode == "both")
+
+
+def _packs(run: Run, stage: Stage, start: Path, stack: AsyncExitStack) -> PackReader | None:
+    """The stage's packed data, if that is what it trains on. Raises ShardError, SetupError."""
+    if stage.packed is None:
+        return None
+    data = PackedData(stage.packed)
+    check_tokenizer(stage, data, start)
+    reader = PackReader(data, pack_order(stage, run.recipe.seed, pack_lengths(data).tokens_P))
+    stack.callback(reader.close)
+    return reader
 
 
 def open_renderer(run: Run, start: Path) -> Renderer:
@@ -142,12 +160,15 @@ def open_evaluator(
     )
 
 
-def _trainer(run: Run, stage: Stage, start: Path, games: Games) -> Trainer:
+def _steps(stage: Stage, games: Games) -> int | None:
+    """Steps until the last epoch of the tasks is used up."""
+    return None if stage.epochs is None else -(-stage.epochs * len(games.by_id) // stage.batch.prompts)
+
+
+def _trainer(run: Run, stage: Stage, start: Path, by_epochs: int | None) -> Trainer:
     from trivet.trainer import Trainer
 
-    steps = stage.steps
-    if steps is None and stage.epochs is not None:
-        steps = -(-stage.epochs * len(games.by_id) // stage.batch.prompts)
+    steps = stage.steps if stage.steps is not None else by_epochs
     phases = [resolve(stage.at(phase.from_step).algorithm) for phase in stage.phases]
     algorithms = [resolve(stage.algorithm), *phases]
     if len({algorithm.produces for algorithm in algorithms}) > 1:
@@ -240,12 +261,12 @@ def _source(
 
 
 def _synchroniser(
-    run: Run, stage: Stage, engine: Engine, renderer: Renderer, games: Games, context: int
+    run: Run, stage: Stage, engine: Engine, renderer: Renderer, games: Games, held: list[Held], context: int
 ) -> Synchroniser:
     store: WeightStore = MemoryStore()
     if run.recipe.weights.transport == "disk":
         store = DiskStore(run.folder.stage(stage.name) / "weights")
-    first = next(iter(games.by_id.values())).task
+    first = next((game.task for game in games.by_id.values()), None) or held[0].tasks[0]
     probe = renderer.render(first.messages).ids_T[: min(_PROBE, context)]
     return Synchroniser(
         run.ledger,

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import Any
 from trivet.algorithms import resolve_all
 from trivet.buffer import Ledger
 from trivet.monitor import Monitor, StageHandle
-from trivet.recipe import Recipe, Stage, plan, policy_shape, resolve_secrets
+from trivet.recipe import Problem, Recipe, RecipeError, Stage, plan, policy_shape, resolve_secrets
+from trivet.recipe.supervised import PackedNumbers
 from trivet.rewards.load import import_all
 from trivet.runtime.bench import bench_stage
 from trivet.runtime.build import SetupError, aux_directory, policy_directory
 from trivet.runtime.compose import compose_stage
 from trivet.runtime.folder import RunFolder
+from trivet.runtime.packs import packed_numbers
 from trivet.runtime.quiet import hush_libraries
 from trivet.runtime.stop import Stopped, StopRequest
 
@@ -50,6 +52,7 @@ class Run:
     ledger: Ledger
     stop: StopRequest
     incarnation: str
+    packed: Mapping[str, PackedNumbers] = field(default_factory=dict)  # what packed folders hold, by stage
 
     def place(self, text: str) -> Path:
         """The directory that `stage:NAME` (what it trained) or `models:NAME` means. Raises SetupError."""
@@ -76,7 +79,10 @@ def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> R
     errors.
     """
     import_all(recipe.imports)
-    plan(recipe, algorithms=resolve_all(recipe)).check()
+    packed, unread = packed_numbers(recipe)
+    plan(recipe, algorithms=resolve_all(recipe), packed=packed).check()
+    if unread:
+        raise RecipeError(recipe.name, [Problem(text) for text in unread])
     folder = RunFolder.open(recipe, fresh=fresh)
     try:
         monitor = Monitor(folder.path, **recipe.monitor.model_dump(), quiet=quiet)
@@ -91,7 +97,7 @@ def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> R
         incarnation = f"{os.getpid()}-{secrets.token_hex(4)}"
         url = resolve_secrets(recipe.buffer.url or "") or f"sqlite:///{folder.path / 'ledger.sqlite'}"
         with stop.handling(), Ledger(url, owner=incarnation, lease_s=recipe.buffer.lease_s) as ledger:
-            run = Run(recipe, folder, monitor, ledger, stop, incarnation)
+            run = Run(recipe, folder, monitor, ledger, stop, incarnation, packed)
             try:
                 asyncio.run(_run_stages(run))
             except Stopped as reason:
@@ -149,7 +155,7 @@ async def _run_stages(run: Run) -> None:
 def _header(run: Run, stage: Stage, number: int, source: str) -> StageHandle:
     """Everything logged from here on belongs to `stage`."""
     what = {"train": "supervised", "both": f"reinforcement ({stage.kind})", "bench": "evaluation"}[stage.mode]
-    ends = plan(run.recipe).stage(stage.name)
+    ends = plan(run.recipe, packed=run.packed).stage(stage.name)
     return run.monitor.stage(
         stage.name,
         what=f"stage {number} of {len(run.recipe.stages)}: {what}",

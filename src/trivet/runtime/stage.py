@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from trivet.algorithms import NothingToTrain, resolve
-from trivet.algorithms.objectives import LOG_RATIO_BOUND
 from trivet.explorer import Filled, conduct_metrics, reward_metrics, rollout_metrics
 from trivet.monitor.alerts import Alerts
 from trivet.recipe import Stage, sampled_after
 from trivet.runtime.evaluation import Evaluator, crossed
+from trivet.runtime.joined import joined, reference_kl
 from trivet.runtime.keep import Keeper
 from trivet.runtime.stop import Stopped, StopRequest
 from trivet.runtime.supply import Supply
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from trivet.algorithms import Algorithm, Batch
     from trivet.algorithms.base import PreparedBatch
     from trivet.buffer import Lease, StageLedger
+    from trivet.data.shards import Pack
     from trivet.explorer import Explorer
     from trivet.monitor import Monitor
     from trivet.runtime.experts import Experts
     from trivet.runtime.reader import Reader
     from trivet.trainer import Trainer
+    from trivet.trainer.labels import Labels
 
 _Result = TypeVar("_Result")
-USED_UP = "all tasks are used up"
 _DUMP_S = 0.5  # a step that is over its time gets this much more, in which the stacks are written
 _END_S = 5.0  # for what the trainer is at when a stage ends early
 
@@ -55,6 +56,12 @@ class Experience:
     lease: Lease | None = None
     replayed: bool = False
     experts: Lease | None = None
+    packs: Sequence[Pack] = ()  # of a stage on packed data; there is no lease then
+
+    @property
+    def used_up(self) -> bool:
+        """There is nothing left to train on."""
+        return self.lease is None and not self.packs
 
 
 @dataclass(slots=True)
@@ -66,49 +73,10 @@ class Outcome:
     evals: dict[str, float]
 
 
-_SUMMED = ("train/micro_batches", "train/tokens_trained", "train/tokens_forwarded", "train/tokens_shared")
-_LAST = ("train/lr", "train/updates", "train/bad_updates")
-
-
-def joined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a step's updates as one: times and counts summed, maxima kept, counters and the learning
-    rate as they are after the last, gaps by age weighed by their tokens, all else averaged. Updates with
-    nothing to train on count only where there is no other."""
-    updates = [update for update in updates if not update.get("train/skipped")] or updates[:1]
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for update in updates for name in update):
-        values = [update[name] for update in updates if name in update]
-        counted = name in _SUMMED or name.endswith(("/tokens", "/units")) or "/aged/" in name
-        if counted or name.startswith("time/"):
-            out[name] = sum(values)
-        elif "/gap/" in name:
-            tokens = [u.get(name.replace("/gap/", "/aged/"), 0.0) for u in updates if name in u]
-            out[name] = sum(v * n for v, n in zip(values, tokens, strict=True)) / max(1.0, sum(tokens))
-        elif name.replace("/critic/", "/") in _LAST:
-            out[name] = values[-1]
-        elif name.endswith("_max"):
-            out[name] = max(values)
-        else:
-            out[name] = sum(values) / len(values)
-    return out
-
-
-def reference_kl(parts: Sequence[PreparedBatch]) -> dict[str, float]:
-    """train/ref_kl: KL(sampling policy, reference) by the sampled tokens that are trained, where the
-    reference was asked: mean of exp(-d) - 1 + d, d = log mu - log ref (k3; Schulman 2020). The same whether
-    the distance enters the loss, the reward or neither."""
-    total, count = 0.0, 0
-    for part in parts:
-        reference_T = part.batch.annotations.get("ref_logp")
-        if reference_T is not None:
-            d_T = np.asarray(part.batch.logprob_T, np.float64) - reference_T
-            d_P = np.clip(d_T[part.trained_T & np.isfinite(d_T)], -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-            total, count = total + float((np.expm1(-d_P) + d_P).sum()), count + len(d_P)
-    return {"train/ref_kl": total / count} if count else {}
-
-
 class StageRun:
     """A training stage, put together. Every step is: experience, train, sync, evaluate, keep."""
+
+    used_up = "all tasks are used up"
 
     def __init__(
         self,
@@ -117,8 +85,8 @@ class StageRun:
         folder: Path,
         algorithm: Algorithm,
         ledger: StageLedger,
-        supply: Supply,
-        source: Explorer | Reader,
+        supply: Supply | None,
+        source: Explorer | Reader | None,
         trainer: Trainer,
         synchroniser: Synchroniser | None,
         evaluator: Evaluator | None,
@@ -174,12 +142,12 @@ class StageRun:
         self._doing = "sampling"
         experience = await self.experience(step, settings)
         filled = experience.filled
-        if experience.lease is None:
+        if experience.used_up:
             if self.trained == 0:
                 raise NothingTrained(self._unusable(filled))
             self._doing = "evaluating"
             await self.evaluate(self.trained, last=True)
-            return USED_UP
+            return self.used_up
         if self.experts is not None:
             self._doing = "reading the expert's examples"
             experience.experts = await self.experts.take(step)
@@ -216,12 +184,14 @@ class StageRun:
                 self.algorithm, self._algorithm = resolve(settings.algorithm), settings.algorithm
                 self.scales = {}
             self.trainer.set(settings.trainer)
-            self.source.settle(settings)
+            if self.source is not None:
+                self.source.settle(settings)
         return settings
 
     async def experience(self, step: int, settings: Stage) -> Experience:
         """The step's groups: those it was trained on before a restart, or new ones."""
         prompts = settings.batch.prompts
+        assert self.source is not None and self.supply is not None  # what packed data need not
         if step in self.keeper.pinned:
             lease = await asyncio.to_thread(self.ledger.take, prompts, step=step)
             return Experience(await asyncio.to_thread(self._stored, step, lease), lease, replayed=True)
@@ -253,23 +223,36 @@ class StageRun:
         if experience.experts is not None:
             groups = [*groups, *await asyncio.to_thread(experience.experts.groups)]
         if groups:
-            try:
-                metrics = await self.in_trainer(lambda: self._update(step, groups, updates))
-            except NothingToTrain as reason:
-                self.monitor.warn("nothing_to_train", f"step {step}: {reason}")
-                metrics |= {f"train/{name}": value for name, value in reason.counters.items()}
+            metrics = await self.update(step, lambda: self._collated(step, groups), updates)
         assert experience.lease is not None
         await asyncio.to_thread(self.ledger.ack, experience.lease, step)
         if self.experts is not None and experience.experts is not None:
             await asyncio.to_thread(self.experts.ledger.ack, experience.experts, step)
         return metrics
 
-    def _update(self, step: int, groups: list[Group], updates: int) -> dict[str, float]:
-        from trivet.trainer import collate, prepare, split
+    async def update(
+        self, step: int, collated: Callable[[], tuple[Batch, Labels]], updates: int
+    ) -> dict[str, float]:
+        """The step's optimiser updates; a batch that teaches nothing is said and counted."""
+        try:
+            return await self.in_trainer(lambda: self._update(step, collated, updates))
+        except NothingToTrain as reason:
+            self.monitor.warn("nothing_to_train", f"step {step}: {reason}")
+            return {"train/skipped": 1.0} | {f"train/{n}": value for n, value in reason.counters.items()}
+
+    def _collated(self, step: int, groups: list[Group]) -> tuple[Batch, Labels]:
+        from trivet.trainer import collate
+
+        needs = self.algorithm.needs | ({"routes"} if self.stage.trainer.replay_routes else set())
+        return collate(groups, step=step, needs=needs, attachments=self.keeper.attachments), {}
+
+    def _update(
+        self, step: int, collated: Callable[[], tuple[Batch, Labels]], updates: int
+    ) -> dict[str, float]:
+        from trivet.trainer import prepare, split
 
         begin = time.monotonic()
-        needs = self.algorithm.needs | ({"routes"} if self.stage.trainer.replay_routes else set())
-        batch = collate(groups, step=step, needs=needs, attachments=self.keeper.attachments)
+        batch, labels = collated()
         columns, first = self.algorithm.annotations(updates), self.algorithm.credit_needs
         self.trainer.annotate(batch, columns & first)
         prepared = prepare(batch, self.algorithm, scales=self.scales, **self._ages(batch))
@@ -277,10 +260,25 @@ class StageRun:
         parts = split(prepared, updates)
         for part in parts:  # what only the loss reads: before the weights move, where there is a loss
             self.trainer.annotate(part.batch, columns - first, only_T=part.active_T)
-        metrics |= joined([self.trainer.update(part, step=step) for part in parts]) | reference_kl(parts)
+        metrics |= joined(self._updates(step, parts, labels)) | reference_kl(parts)
         metrics |= self._control(step, metrics)
         metrics["time/train_s"] = time.monotonic() - begin
         return metrics
+
+    def _updates(self, step: int, parts: Sequence[PreparedBatch], labels: Labels) -> list[dict[str, float]]:
+        """The metrics of each update, with the loss by label where rollouts have labels."""
+        from trivet.trainer.labels import LossByLabel
+
+        out, first = [], 0
+        for part in parts:
+            last = first + part.batch.rollouts
+            own = {kind: names[first:last] for kind, names in labels.items()}
+            sums, first = LossByLabel(own), last
+            weight_T = np.sum([stream.weight_T for stream in part.streams], axis=0)
+            observe = sums.observer(part.batch, weight_T) if own else None
+            metrics = self.trainer.update(part, step=step, observe=observe)
+            out.append(metrics | {f"train/loss/{name}": value for name, value in sums.metrics().items()})
+        return out
 
     def _ages(self, batch: Batch) -> dict[str, Any]:
         """How `prepare` measures staleness: in publications along the line that leads to the present weights.
@@ -335,6 +333,8 @@ class StageRun:
         for path, fault in self.keeper.damaged.items():
             self.monitor.warn("checkpoint", f"{path} is passed over: {fault}")
         self.trained = step = int(state.get("step", 0))
+        if state:
+            self.check_position(step, state.get("position"))
         self.trained_s, self.evals = float(state.get("trained_s", 0.0)), dict(state.get("evals", {}))
         self.scales = dict(state.get("scales", {}))
         if self.synchroniser is not None:
@@ -348,6 +348,13 @@ class StageRun:
         why = self._ended(step) if step else None
         # A stop during the evaluation leaves a checkpoint from before it.
         return await self.evaluate(step, last=why is not None) or why
+
+    def position(self, step: int) -> dict[str, Any] | None:
+        """Where in the data a run goes on after `step`, beyond what the ledger knows. JSON-able."""
+        return None
+
+    def check_position(self, step: int, saved: dict[str, Any] | None) -> None:
+        """Raise what stands against going on after `step` from the position a checkpoint holds."""
 
     def exact(self, step: int) -> bool:
         """Whether a run that goes on after `step` can sample as this one would: only where the schedule
@@ -375,6 +382,7 @@ class StageRun:
             "evaluated": self._evaluated,
             "done": done,
             "version": self.synchroniser.version if self.synchroniser else None,
+            "position": self.position(step),
         }
         await self.in_trainer(lambda: self.keeper.write(step, self.trainer, self.ledger, state))
 
@@ -392,10 +400,11 @@ class StageRun:
     # -- what is said of it ----------------------------------------------------------------------
 
     def _unusable(self, filled: Filled) -> str:
+        tasks = len(self.supply.task_ids) if self.supply else 0
         causes = Counter(cause for _, cause in filled.dropped) + Counter(failed=filled.failed)
         counted = ", ".join(f"{cause} {n}" for cause, n in causes.most_common())
         return (
-            f"stage {self.stage.name}: all of its {len(self.supply.task_ids)} tasks are used up and not one "
+            f"stage {self.stage.name}: all of its {tasks} tasks are used up and not one "
             f"could be trained on ({counted}); look at explorer.window and at the tasks"
         )
 

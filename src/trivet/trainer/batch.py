@@ -83,7 +83,7 @@ def collate(
         top=_top_column(rows, owners, attachments) if "top" in needs else None,
         routes_T=_routes_column(rows, owners, attachments) if "routes" in needs else None,
     )
-    _refuse_first(batch)
+    refuse_first(batch)
     return batch
 
 
@@ -242,8 +242,8 @@ def _refuse(group: Group, rollout: Rollout) -> None:
         )
 
 
-def _refuse_first(batch: Batch) -> None:
-    """The first token of a row is predicted from nothing."""
+def refuse_first(batch: Batch) -> None:
+    """The first token of a row is predicted from nothing. Raises AlgorithmError where it would be trained."""
     bad = np.flatnonzero((batch.position_T == 0) & (batch.train_T > 0))
     if len(bad):
         n = int(batch.rollout_T[bad[0]])

@@ -13,6 +13,7 @@ import torch
 
 from trivet.algorithms.base import Batch, PreparedBatch
 from trivet.recipe.schema import Trainer as Config
+from trivet.trainer.labels import Observe
 from trivet.trainer.scalar import ScalarTrainer
 from trivet.trainer.trainer import Trainer
 
@@ -91,9 +92,11 @@ class ActorCritic(Trainer):
             out["train/annotate_s"] = time.perf_counter() - begin
         return out
 
-    def update(self, prepared: PreparedBatch, *, step: int) -> dict[str, float]:
+    def update(
+        self, prepared: PreparedBatch, *, step: int, observe: Observe | None = None
+    ) -> dict[str, float]:
         """One optimiser update of each; the critic's own metrics are train/critic/..."""
-        out = super().update(prepared, step=step)
+        out = super().update(prepared, step=step, observe=observe)
         own = self.critic.update(prepared, step=step)
         if "train/skipped" not in own:
             out.pop("train/skipped", None)

@@ -8,13 +8,20 @@ import torch
 from trivet.algorithms.base import Batch, PreparedBatch, Stream
 from trivet.algorithms.evaluate import finalise, merge, stream_loss
 from trivet.trainer.head import Positions, Read, Slopes
+from trivet.trainer.labels import Observe
 
 
 class Terms:
     """The loss of the trained positions of one micro-batch, as the head asks for its derivative."""
 
-    def __init__(self, prepared: PreparedBatch, streams: list[Stream], target_N: np.ndarray) -> None:
-        self.prepared, self.streams, self.target_N = prepared, streams, target_N
+    def __init__(
+        self,
+        prepared: PreparedBatch,
+        streams: list[Stream],
+        target_N: np.ndarray,
+        observe: Observe | None = None,
+    ) -> None:
+        self.prepared, self.streams, self.target_N, self.observe = prepared, streams, target_N, observe
         self.loss, self.stats = 0.0, {}
 
     def __call__(self, part: slice, read: Read) -> Slopes:
@@ -22,6 +29,8 @@ class Terms:
         and the entries' log-probabilities."""
         logp, entropy, top = read.logp.detach().requires_grad_(), read.entropy, read.top
         leaves = {"logp": logp}
+        if self.observe is not None:
+            self.observe(self.target_N[part], read.logp.detach().double().cpu().numpy())
         if entropy is not None and self.prepared.algorithm.entropy:
             entropy = leaves["entropy"] = entropy.detach().requires_grad_()
         if top is not None:

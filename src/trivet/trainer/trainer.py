@@ -18,6 +18,7 @@ from trivet.algorithms.evaluate import merge
 from trivet.recipe.schema import Trainer as Config
 from trivet.trainer import optim
 from trivet.trainer.head import Positions
+from trivet.trainer.labels import Observe
 from trivet.trainer.lora import Adapters
 from trivet.trainer.model import PackedModel, load
 from trivet.trainer.packing import MicroBatch, Plan, plan
@@ -251,8 +252,12 @@ class Trainer:
     # -- update ----------------------------------------------------------------------------------
 
     @_subnormals_flushed()
-    def update(self, prepared: PreparedBatch, *, step: int) -> dict[str, float]:
+    def update(
+        self, prepared: PreparedBatch, *, step: int, observe: Observe | None = None
+    ) -> dict[str, float]:
         """One optimiser update; its metrics. An empty batch or a bad gradient leaves all as it was.
+
+        `observe` is handed every trained token's log-probability under the weights before the update.
 
         Raises PlanError for a unit that does not fit `micro_tokens`, TrainingDiverged after
         `max_bad_updates` updates in a row whose loss or gradient norm was not finite.
@@ -267,7 +272,7 @@ class Trainer:
         optim.clear_gradients(self.model.module)
         loss, stats, broken = 0.0, {}, None
         for micro in grid.micro:
-            part, more = self._accumulate(prepared, streams, micro, clock)
+            part, more = self._accumulate(prepared, streams, micro, clock, observe)
             loss += part
             if broken is None and not math.isfinite(part):
                 broken = f"the loss of rows {int(micro.row_R[0])}..{int(micro.row_R[-1])} is {part}"
@@ -299,7 +304,12 @@ class Trainer:
         }
 
     def _accumulate(
-        self, prepared: PreparedBatch, streams: list[Stream], micro: MicroBatch, clock: dict[str, float]
+        self,
+        prepared: PreparedBatch,
+        streams: list[Stream],
+        micro: MicroBatch,
+        clock: dict[str, float],
+        observe: Observe | None,
     ) -> tuple[float, dict[str, torch.Tensor]]:
         """Forward and backward of one micro-batch; gradients are added up. (loss, statistics)."""
         begin = time.perf_counter()
@@ -309,7 +319,7 @@ class Trainer:
         top = any(stream.spec.top for stream in streams)
         at, start = self._positions(batch, micro, top=top), time.perf_counter()
         clock["forward"] += start - begin
-        terms = Terms(prepared, streams, micro.target_N)
+        terms = Terms(prepared, streams, micro.target_N, observe)
         entropy = prepared.algorithm.entropy or "rollout" in prepared.algorithm.consumes
         states = hidden.detach()
         if any(stream.level == "unit" for stream in streams):
@@ -384,6 +394,20 @@ class Trainer:
 
         Raises ValueError when names or shapes are another model's; the trainer is then as it was.
         """
+        own = self._own(weights)
+        optim.load_state(self.optimiser, own, optimiser)
+        self.load_weights(weights)
+        self.updates, self.bad_updates = int(counters["updates"]), int(counters["bad_updates"])
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """The inverse of `state_tensors`. Raises ValueError when names or shapes are another model's."""
+        own = self._own(weights)
+        with torch.no_grad():
+            for name, p in own.items():
+                p.copy_(weights[name])
+
+    def _own(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.nn.Parameter]:
+        """This model's parameters, when `weights` have their names and shapes."""
         own = dict(self.model.module.named_parameters())
         if own.keys() != weights.keys():
             other = sorted(own.keys() ^ weights.keys())
@@ -391,11 +415,7 @@ class Trainer:
         for name, p in own.items():
             if p.shape != weights[name].shape:
                 raise ValueError(f"{name} has shape {tuple(p.shape)}, saved is {tuple(weights[name].shape)}")
-        optim.load_state(self.optimiser, own, optimiser)
-        with torch.no_grad():
-            for name, p in own.items():
-                p.copy_(weights[name])
-        self.updates, self.bad_updates = int(counters["updates"]), int(counters["bad_updates"])
+        return own
 
     def logprobs_of(self, ids: np.ndarray) -> np.ndarray:
         """Log-probabilities (_T - 1,) of ids[1:] at temperature 1: the probe of a weight sync."""
