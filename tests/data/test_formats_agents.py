@@ -100,7 +100,8 @@ TEMPLATES = {
         "You sail. You are provided with function signatures within <tools></tools> XML tags. You may call "
         "one or more functions to assist with the user query. Don't make assumptions about what values to "
         "plug into functions. Here are the available tools: <tools> [%s] </tools> For each function "
-        "call return a json object with function name and arguments within <tool_call></tool_call> XML tags as follows:\n"
+        "call return a json object with function name and arguments within <tool_call></tool_call> XML tags "
+        "as follows:\n"
         "<tool_call>\n{tool_call}\n</tool_call>"
     ),
     "kimi": "You sail.<|im_system|>tool_declare<|im_middle|>[%s]<|im_end|>",
@@ -119,6 +120,54 @@ def test_tools_leave_the_system_prompt_with_what_is_said_around_them(name: str) 
     bare = text.replace("You sail.", "").strip()
     record = normalise({"messages": [{"role": "system", "content": bare}, ASK, say("06:12.")]})
     assert [m.role for m in record.messages] == ["user", "assistant"]
+    assert record.done == ["tools_from_system"]
+
+
+def _rendered(template: str, messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """What a real template makes of a conversation, cut at its role marks."""
+    import json
+    import re
+
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    env.add_extension("jinja2.ext.loopcontrols")
+    env.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    text = env.from_string(template).render(messages=messages, tools=[{"type": "function", "function": TIDE}])
+    if "<|im_start|>" in text:
+        found = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", text, re.DOTALL)
+    else:
+        role = r"<\|(system|user|assistant|observation)\|>"
+        found = re.findall(rf"{role}\n?(.*?)(?={role}|\Z)", text, re.DOTALL)
+    return [{"role": one[0], "content": one[1]} for one in found]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_5_think", "glm4moe"])
+def test_what_real_templates_write_is_read_back(name: str) -> None:
+    import importlib.util
+    from pathlib import Path
+
+    trl = importlib.util.find_spec("trl")
+    path = Path(trl.origin).parent / "chat_templates" / f"{name}.jinja" if trl and trl.origin else None
+    if path is None or not path.is_file():
+        pytest.skip("trl, which carries the template as data, is not installed")
+    calls = [{"type": "function", "function": {"name": "tide", "arguments": {"port": port}}} for port in "AB"]
+    messages = [
+        {"role": "system", "content": "You sail."},
+        ASK,
+        say("I look.", tool_calls=calls),
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+        say("1 and 2."),
+    ]
+    record = normalise({"messages": _rendered(path.read_text(), messages)})
+    assert record.tools == [TIDE]
+    assert [(m.role, m.text) for m in record.messages] == [(m["role"], m["content"]) for m in messages]
+    assert record.messages[2].tool_calls == (
+        ToolCall("tide", {"port": "A"}, "call_0"),
+        ToolCall("tide", {"port": "B"}, "call_1"),
+    )
+    assert [m.tool_call_id for m in record.messages[3:5]] == ["call_0", "call_1"]
     assert record.done == ["tools_from_system"]
 
 

@@ -26,7 +26,8 @@ LITERAL = "tool_call_literal_repaired"
 _BLOCK = "<tools>", "</tools>"
 _KIMI = "<|im_system|>tool_declare<|im_middle|>", "<|im_end|>"
 _LONGEST_PROMPT = 200_000  # characters; in a longer one the explanation around the tools is left
-# What the templates of Qwen and GLM, and the Hermes prompt, say around the definitions. The template the
+# What the templates of Qwen and GLM, and the Hermes prompt, say around the definitions; Qwen's newer ones put
+# it before the source's own prompt, which must stay. The template the
 # conversation is rendered with says it again in its own words.
 _AROUND = (
     re.compile(
@@ -44,11 +45,15 @@ _AROUND = (
     ),
     re.compile(
         r"For each function call,? return a json object with function name and arguments within\s+"
-        r"<tool_call>.*\Z",
+        r"<tool_call>\s*</tool_call>.*?</tool_call>",
         re.DOTALL,
     ),
-    re.compile(r"If you choose to call a function ONLY reply in the following format.*\Z", re.DOTALL),
-    re.compile(r"For each function call, output the function name and arguments within.*\Z", re.DOTALL),
+    re.compile(
+        r"For each function call, output the function name and arguments within.*?</tool_call>", re.DOTALL
+    ),
+    re.compile(
+        r"If you choose to call a function ONLY reply in the following format.*?</IMPORTANT>", re.DOTALL
+    ),
 )
 
 
