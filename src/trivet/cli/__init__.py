@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivet.cli.data import data_app
+
 if TYPE_CHECKING:
     from trivet.algorithms import Algorithm
     from trivet.recipe import Plan, Recipe
@@ -37,6 +39,7 @@ model_app = typer.Typer(help="Make or import a model directory.", no_args_is_hel
 tasks_app = typer.Typer(help="Look at tasks.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 app.add_typer(tasks_app, name="tasks")
+app.add_typer(data_app, name="data")
 
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A file, a run folder or a name from `trivet recipes`")

@@ -22,6 +22,7 @@ from trivet.data.formats import UNKNOWN, detect
 from trivet.data.pack import write_packs
 from trivet.data.prepare import Job, Preparer
 from trivet.data.read import Row, on_disk, pieces, read
+from trivet.data.report import write_report
 from trivet.data.screen.report import ScreenReport
 from trivet.data.screens import build_screen
 from trivet.data.shards import BLOCK_ROWS, FORMAT, MANIFEST, file_entry, file_hash, write_json
@@ -97,49 +98,91 @@ def build(
 ) -> dict[str, Any]:
     """Build the recipe's data section into its folder; the manifest.
 
+    Where only the mix or the packing changed, the examples of the finished build are mixed and packed anew.
     Raises BuildError, SourceError, WorkError and the like; what was done by then stays done.
     """
     data, setup, out = _data(recipe), setup_of(recipe), output_of(recipe)
     jobs = plan_jobs(data)
     mark = fingerprint(setup, jobs)
-    finished = _finished(out, mark)
-    if finished is not None:
-        say(f"{out} is built already")
-        return finished
+    manifest = _finished(out, mark)
+    if manifest is None:
+        manifest = _examples(recipe, data, setup, jobs, mark, say, progress)
+    else:
+        say(f"the examples of {out} are built already")
+    manifest = mix_and_pack(recipe, out, manifest, progress)
+    if not (out / "report.html").exists():
+        write_report(out)
+    shutil.rmtree(out / "work", ignore_errors=True)
+    return manifest
+
+
+def _examples(
+    recipe: Recipe, data: Data, setup: Setup, jobs: list[Job], mark: str, say: Say, progress: Progress
+) -> dict[str, Any]:
+    """Everything up to the examples: the manifest without a mix."""
+    out = output_of(recipe)
     work = out / "work"
+    preparer = setup.preparer()  # here first: what is wrong with the recipe is said once and plainly
     _begin(work, out, mark, say)
     for label, forms in forms_of(data, jobs).items():
         say(f"{label}: {', '.join(f'{n} file(s) {form}' for form, n in forms.items())}")
-    preparer = setup.preparer()  # here first: what is wrong with the recipe is said once and plainly
     tally, report = _prepare(data, setup, jobs, work, progress)
     names = [job.name for job in jobs]
-    columns = load_columns(work, names)
+    columns = load_columns([work / f"{name}.parquet" for name in names])
     keep_N, copies = distinct(data, work, names, columns)
-    repeat_N, mix = composed(data, columns, keep_N, seed=recipe.seed)
-    used_N = repeat_N > 0
-    examples = _write_examples(out, work, jobs, used_N, columns["piece"], progress)
-    packs = None
-    if data.pack is not None and setup.tokenizer is not None:
-        files = [entry["name"] for entry in examples]
-        packs = write_packs(out, files, repeat_N[used_N], data.pack, seed=recipe.seed, progress=progress)
+    examples = _write_examples(out, work, jobs, keep_N, columns["piece"], progress)
+    _reviews(out, work, jobs)
     manifest = {
         "format": FORMAT,
         "inputs": mark,
         "name": recipe.name,
         "configuration": data.model_dump(exclude={"workers", "output"}),
         "tokenizer": preparer.tokenizer_hash,
+        "tokenizer_path": setup.tokenizer,
         "sources": {label: one.to_dict() for label, one in tally.items()},
         "screen": report.to_dict() if data.decontaminate is not None else None,
         "copies": copies,
-        "composition": mix,
-        "examples": {"rows": int(used_N.sum()), "files": examples},
-        "packs": packs,
+        "examples": {"rows": int(keep_N.sum()), "files": examples},
         "files": input_files(jobs),
     }
     write_json(out / MANIFEST, manifest)
-    _reviews(out, work, jobs)
-    shutil.rmtree(work)
     return manifest
+
+
+# -- mixing and packing --------------------------------------------------------------------------
+
+
+def mix(recipe: Recipe, out: Path, manifest: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+    """(repeat_N: how often each example of a build is used, the composition), by the recipe's compose."""
+    columns = load_columns([out / entry["name"] for entry in manifest["examples"]["files"]])
+    return composed(_data(recipe), columns, np.ones(len(columns["tokens"]), bool), seed=recipe.seed)
+
+
+def mix_and_pack(recipe: Recipe, out: Path, manifest: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """The manifest with composition and packs; packs of the same mix that are there stay."""
+    data = _data(recipe)
+    settings = [data.model_dump(include={"compose", "pack"}), recipe.seed, manifest["examples"]["files"]]
+    mark = hashlib.sha256(canonical_json(settings).encode()).hexdigest()
+    if manifest.get("mixed") == mark:
+        return manifest
+    note = out / "packed" / "mix"
+    if not note.is_file() or note.read_text() != mark:
+        shutil.rmtree(out / "packed", ignore_errors=True)
+    plain = {k: v for k, v in manifest.items() if k not in ("mixed", "composition", "packs")}
+    write_json(out / MANIFEST, plain)  # whoever reads it now sees that there are no packs
+    (out / "report.html").unlink(missing_ok=True)
+    repeat_N, composition = mix(recipe, out, plain)
+    packs = None
+    if data.pack is not None and manifest["tokenizer"]:
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(mark)
+        files = [entry["name"] for entry in manifest["examples"]["files"]]
+        packs = write_packs(out, files, repeat_N, data.pack, seed=recipe.seed, progress=progress)
+        note.unlink()
+    configuration = plain["configuration"] | data.model_dump(include={"compose", "pack"})
+    done = plain | {"configuration": configuration, "composition": composition, "packs": packs, "mixed": mark}
+    write_json(out / MANIFEST, done)
+    return done
 
 
 # -- what there is to do -------------------------------------------------------------------------
@@ -179,9 +222,9 @@ def forms_of(data: Data, jobs: list[Job]) -> dict[str, dict[str, int]]:
 
 
 def fingerprint(setup: Setup, jobs: list[Job]) -> str:
-    """What the output is a function of: configuration, tokenizer, template files, and the inputs by size and
-    time of change. A change means that nothing old may be used."""
-    data = {k: v for k, v in setup.data.items() if k not in ("workers", "output")}
+    """What the examples are a function of: configuration, tokenizer, template files, and the inputs by size
+    and time of change. A change means that nothing old may be used."""
+    data = {k: v for k, v in setup.data.items() if k not in ("workers", "output", "compose", "pack")}
     files = [job.piece.path for job in jobs if job.piece.kind != "hub"]
     data_files = setup.data["decontaminate"] or {}
     files += [one["source"] for one in data_files.get("benchmarks", ()) if on_disk(one["source"])]
@@ -317,14 +360,14 @@ def _keep_rows(_state: None, given: tuple[str, str, np.ndarray]) -> None:
 
 
 def _write_examples(
-    out: Path, work: Path, jobs: list[Job], used_N: np.ndarray, piece_N: np.ndarray, progress: Progress
+    out: Path, work: Path, jobs: list[Job], keep_N: np.ndarray, piece_N: np.ndarray, progress: Progress
 ) -> list[dict[str, Any]]:
-    """`examples/`: what is used of every piece, a file each where there is anything."""
+    """`examples/`: what is kept of every piece, a file each where there is anything."""
     folder = out / "examples"
     folder.mkdir(exist_ok=True)
     wanted = []
     for index, job in enumerate(jobs):
-        mask = used_N[piece_N == index]
+        mask = keep_N[piece_N == index]
         if mask.any():
             wanted.append((str(work / f"{job.name}.parquet"), str(folder / f"{job.name}.parquet"), mask))
     for done, given in enumerate(wanted):

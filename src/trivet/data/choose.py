@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trivet.data.compose import Examples, Targets, compose, composition_table
 from trivet.data.prepare import near_options
 from trivet.data.screen.dedup import Sketches, resolve
 from trivet.recipe.data import Data
@@ -15,15 +16,15 @@ Columns = dict[str, np.ndarray]
 _NUMBERS = ("tokens", "trained", "turns", "supervised_turns")
 
 
-def load_columns(work: Path, names: list[str]) -> Columns:
+def load_columns(shards: list[Path]) -> Columns:
     """A few numbers of every example (_N), in order: tokens, trained, turns, supervised_turns, the `piece`
     it lies in, `source` and `category` as numbers into `sources` and `categories`."""
     import pyarrow.parquet as pq
 
     parts: dict[str, list[np.ndarray]] = {name: [] for name in (*_NUMBERS, "piece", "source", "category")}
     texts: dict[str, dict[str, int]] = {"source": {}, "category": {}}
-    for index, name in enumerate(names):
-        table = pq.read_table(work / f"{name}.parquet", columns=[*_NUMBERS, "source", "category"])
+    for index, path in enumerate(shards):
+        table = pq.read_table(path, columns=[*_NUMBERS, "source", "category"])
         for column in _NUMBERS:
             parts[column].append(table.column(column).to_numpy().astype(np.int32))
         for column, known in texts.items():
@@ -76,8 +77,39 @@ def _sizes(cluster_N: np.ndarray) -> dict[str, int]:
     return {str(size): int(n) for size, n in zip(sizes, counts, strict=True) if size > 1}
 
 
+def examples_of(columns: Columns, chosen_N: np.ndarray) -> Examples:
+    """The chosen ones (bool _N) as an index to compose."""
+    return Examples(
+        tuple(columns["sources"].tolist()),
+        tuple(columns["categories"].tolist()),
+        columns["source"][chosen_N],
+        columns["category"][chosen_N],
+        np.maximum(columns["tokens"][chosen_N], 0).astype(np.int64),
+        np.maximum(columns["trained"][chosen_N], 0).astype(np.int64),
+        columns["turns"][chosen_N],
+        columns["supervised_turns"][chosen_N],
+    )
+
+
 def composed(
     data: Data, columns: Columns, keep_N: np.ndarray, *, seed: int
-) -> tuple[np.ndarray, dict[str, Any] | None]:
-    """(repeat_N: how often each example is used, what was asked and got)."""
-    return keep_N.astype(np.int32), None
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """(repeat_N: how often each example is used, the mix: what was asked and what it is made of)."""
+    examples, config = examples_of(columns, keep_N), data.compose
+    out: dict[str, Any] = {}
+    uses_N = np.ones(len(examples), np.int64)
+    if config is not None:
+        targets = Targets(
+            config.categories or None,
+            config.sources or None,
+            by=config.by,
+            total=config.total,
+            most_passes=config.max_repeat,
+            seed=seed,
+        )
+        mix = compose(examples, targets)
+        uses_N = mix.uses_N
+        out["asked"] = {"by": mix.by, "categories": mix.categories, "sources": mix.sources}
+    repeat_N = np.zeros(len(keep_N), np.int32)
+    repeat_N[keep_N] = uses_N
+    return repeat_N, out | {"table": composition_table(examples, uses_N)}

@@ -195,7 +195,7 @@ def number_of(place: str) -> int:
 
 def example_row(record: Record, tokens: Tokens | None, exact: bytes | None = None) -> dict[str, Any]:
     """A record as a row of `example_schema`."""
-    trained = [m for m in record.messages if m.role == "assistant" and m.train != 0]
+    answers = [m for m in record.messages if m.role == "assistant"]
     rejected = record.rejected
     return {
         "id": record.id or f"{record.place}#{record.part}",
@@ -208,8 +208,8 @@ def example_row(record: Record, tokens: Tokens | None, exact: bytes | None = Non
         "tools": canonical_json(record.tools) if record.tools else "",
         "rejected": None if rejected is None else canonical_json([m.to_dict() for m in rejected]),
         "weight": record.weight,
-        "turns": len(record.messages),
-        "supervised_turns": len(trained),
+        "turns": len(answers),
+        "supervised_turns": sum(m.train != 0 for m in answers),
         "tokens": -1 if tokens is None else len(tokens.ids_T),
         "trained": -1 if tokens is None else int((tokens.train_T > 0).sum()),
         "ids": None if tokens is None else tokens.ids_T,

@@ -52,8 +52,8 @@ class Pack:
 def example_schema() -> Any:
     """Columns of `examples/`: the conversation, where it came from, what was done to it, and its tokens.
 
-    `tokens` and `trained` are -1, `ids` and `train` null where nothing was rendered. `repeat`: how often the
-    composition uses it (0: not at all).
+    `turns` are the assistant's, `supervised_turns` those of them that are trained. `tokens` and `trained` are
+    -1, `ids` and `train` null where nothing was rendered. `exact` names its copies alike.
     """
     import pyarrow as pa
 

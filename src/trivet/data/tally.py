@@ -30,7 +30,7 @@ class SourceTally:
         """Keep the first few of a cause."""
         kept = self.seen.setdefault(cause, [])
         if len(kept) < SHOWN:
-            kept.append([place, text[:_TEXT]])
+            kept.append([place, text.removeprefix(f"{place}: ")[:_TEXT]])
 
     def add(self, other: SourceTally) -> None:
         self.rows += other.rows

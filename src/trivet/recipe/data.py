@@ -101,13 +101,13 @@ class Compose(Section):
     max_repeat: float = Field(default=4.0, ge=1, description="passes over an example before it is an error")
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Compose:
-        if bool(self.categories) == bool(self.sources):
-            raise ValueError("give shares of categories or of sources, one of them")
-        shares = self.categories or self.sources
-        if any(s < 0 for s in shares.values()) or abs(sum(shares.values()) - 1) > 1e-6:
+    def _shares(self) -> Compose:
+        if not self.categories and not self.sources:
+            raise ValueError("give shares of categories, of sources, or of both")
+        for shares in (self.categories, self.sources):
             total = sum(shares.values())
-            raise ValueError(f"shares must be 0 or more and add up to 1; they add up to {total:g}")
+            if shares and (min(shares.values()) < 0 or abs(total - 1) > 1e-6):
+                raise ValueError(f"shares must be 0 or more and add up to 1; they add up to {total:g}")
         return self
 
 
@@ -172,9 +172,12 @@ class Data(Section):
             raise ValueError("pack needs tokens: leave render on, or set pack to null")
         if self.compose is not None and not self.render and self.compose.by == "trained_tokens":
             raise ValueError("compose.by trained_tokens needs tokens: leave render on, or say by: samples")
-        known = {s.category for s in self.sources} if self.compose and self.compose.categories else None
-        known = {s.label for s in self.sources} if self.compose and self.compose.sources else known
-        wanted = set((self.compose.categories or self.compose.sources) if self.compose else ())
-        if known is not None and (unknown := sorted(wanted - known)):
-            raise ValueError(f"compose names {unknown}; the sources have {sorted(known)}")
+        if self.compose is not None:
+            known = {
+                "categories": {s.category for s in self.sources},
+                "sources": {s.label for s in self.sources},
+            }
+            for what, names in known.items():
+                if unknown := sorted(set(getattr(self.compose, what)) - names):
+                    raise ValueError(f"compose.{what} names {unknown}; there are {sorted(names)}")
         return self
