@@ -128,6 +128,14 @@ _TRAIN = Section(
         _M("train/accuracy", "share", "where an objective counts what it calls so: pairs in the right order"),
         _M("train/margin", "", "likewise: distance between chosen and rejected"),
         _M("train/prompts", "groups", "groups (RL) or examples (SFT) trained"),
+        _M("train/packs", "packs", "packs trained, of packed data"),
+        _M("train/epoch", "passes", "how often packed data have been gone through so far"),
+        _M(
+            "train/loss/source/<name>",
+            "nats a token",
+            "mean negative log-likelihood of one source's trained tokens, by their weight in the loss",
+        ),
+        _M("train/loss/category/<name>", "nats a token", "the same of one category of packed data"),
         _M("train/tokens_trained", "tokens", "with a loss"),
         _M("train/tokens_forwarded", "tokens", "computed"),
         _M("train/tokens_shared", "tokens", "not computed because rows share them"),
@@ -291,6 +299,14 @@ _EVAL = Section(
         _M("eval/<taskset>/unscored", "share", "as above"),
         _M("eval/<taskset>/unscored/<cause>", "share", "as above"),
         _M("eval/<taskset>/tasks", "tasks", "tasks played"),
+        _M(
+            "eval/<taskset>/loss",
+            "nats a token",
+            "of held-out data (`held_out`): mean negative log-likelihood of trained tokens, by loss weight",
+        ),
+        _M("eval/<taskset>/loss/source/<name>", "nats a token", "the same of one source"),
+        _M("eval/<taskset>/loss/category/<name>", "nats a token", "the same of one category"),
+        _M("eval/<taskset>/tokens", "tokens", "trained tokens it is the mean of"),
     ),
 )
 _TIME = Section(

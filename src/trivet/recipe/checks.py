@@ -271,8 +271,8 @@ def _metric(key: str, wanted: str, stage: Stage) -> Iterator[str]:
     held = [stage.held_out.name] if stage.held_out else []
     parts = wanted.split("/")
     if parts[0] != "eval" or len(parts) < 3:
-        example = f"eval/{labels[0]}/pass@1" if labels or not held else f"eval/{held[0]}/loss"
-        example = example if labels or held else "eval/TASKSET/pass@1"
+        example = f"eval/{labels[0] if labels else 'TASKSET'}/pass@1"
+        example = f"eval/{held[0]}/loss" if held and not labels else example
         yield f"{key} {wanted!r} must be eval/TASKSET/METRIC, e.g. {example}"
         return
     name, metric, kind = parts[1], "/".join(parts[2:]), parts[2]

@@ -31,13 +31,16 @@ from trivet.runtime.build import (
 )
 from trivet.runtime.evaluation import Evaluator
 from trivet.runtime.experts import Experts
+from trivet.runtime.held_out import HeldOutLoss
 from trivet.runtime.keep import Keeper
 from trivet.runtime.packed import PackedRun
 from trivet.runtime.packs import PackReader, pack_lengths, pack_order
 from trivet.runtime.reader import Reader
+from trivet.runtime.selection import Selection
 from trivet.runtime.stage import StageRun
 from trivet.runtime.supply import Supply
 from trivet.runtime.sync import Synchroniser
+from trivet.tasks import load_tasks
 from trivet.weights import DiskStore, MemoryStore, WeightStore
 
 if TYPE_CHECKING:
@@ -87,6 +90,9 @@ async def compose_stage(run: Run, stage: Stage, start: Path, stack: AsyncExitSta
         stop=run.stop,
         step_timeout_s=recipe.runtime.step_timeout_s,
         experts=Experts.of(stage, run.ledger, renderer, recipe.seed, run.monitor.warn),
+        held_out=_held_out(run, stage, start, games, packs, renderer),
+        selection=_selection(run, stage),
+        limit=run.limit,
     )
     if composed.experts is not None:
         check_leaks(stage, composed.experts.task_ids, held)
@@ -107,6 +113,36 @@ def _packs(run: Run, stage: Stage, start: Path, stack: AsyncExitStack) -> PackRe
     reader = PackReader(data, pack_order(stage, run.recipe.seed, pack_lengths(data).tokens_P))
     stack.callback(reader.close)
     return reader
+
+
+def _held_out(
+    run: Run, stage: Stage, start: Path, games: Games, packs: PackReader | None, renderer: Renderer
+) -> HeldOutLoss | None:
+    """The stage's held-out loss. Raises ShardError, SetupError and TasksetError, before any work."""
+    config = stage.held_out
+    if config is None:
+        return None
+    if config.packed is not None:
+        data = PackedData(config.packed)
+        check_tokenizer(stage, data, start)
+        if packs is not None and data.fingerprint == packs.data.fingerprint:
+            raise SetupError(
+                f"stage {stage.name}: held_out.packed {data.folder} holds the very packs that are trained "
+                "on; build one from other data"
+            )
+        return HeldOutLoss.of_packs(config, data, run.stop)
+    parts = [(tasks.label, load_tasks(tasks, seed=run.recipe.seed).tasks) for tasks in config.tasks]
+    for name, tasks in parts:
+        check_leaks(stage, games.by_id, [Held(name, tasks, None)])  # type: ignore[arg-type]
+    return HeldOutLoss.of_tasks(
+        config, parts, renderer, run.stop, max_length=stage.batch.micro_tokens, warn=run.monitor.warn
+    )
+
+
+def _selection(run: Run, stage: Stage) -> Selection | None:
+    if stage.keep_best is None:
+        return None
+    return Selection(stage.keep_best, run.folder.stage(stage.name) / "best")
 
 
 def open_renderer(run: Run, start: Path) -> Renderer:

@@ -53,6 +53,7 @@ class Run:
     stop: StopRequest
     incarnation: str
     packed: Mapping[str, PackedNumbers] = field(default_factory=dict)  # what packed folders hold, by stage
+    limit: int | None = None  # steps a training stage makes at most, whatever its schedule plans for
 
     def place(self, text: str) -> Path:
         """The directory that `stage:NAME` (what it trained) or `models:NAME` means. Raises SetupError."""
@@ -71,8 +72,11 @@ class Run:
         return f"{self.recipe.name}:{self.recipe.seed}"
 
 
-def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> RunResult:
-    """Run (or go on with) a recipe in its run folder.
+def run_recipe(
+    recipe: Recipe, *, fresh: bool = False, quiet: bool = False, limit: int | None = None
+) -> RunResult:
+    """Run (or go on with) a recipe in its run folder. `limit`: only the first steps of every training stage,
+    under the schedules of the whole one.
 
     Stages that are done are skipped; one that was interrupted goes on from its last checkpoint. SIGINT and
     SIGTERM end it at a safe point with `stopped` set. Raises RunFolderError, RecipeError and the stages' own
@@ -97,7 +101,7 @@ def run_recipe(recipe: Recipe, *, fresh: bool = False, quiet: bool = False) -> R
         incarnation = f"{os.getpid()}-{secrets.token_hex(4)}"
         url = resolve_secrets(recipe.buffer.url or "") or f"sqlite:///{folder.path / 'ledger.sqlite'}"
         with stop.handling(), Ledger(url, owner=incarnation, lease_s=recipe.buffer.lease_s) as ledger:
-            run = Run(recipe, folder, monitor, ledger, stop, incarnation, packed)
+            run = Run(recipe, folder, monitor, ledger, stop, incarnation, packed, limit)
             try:
                 asyncio.run(_run_stages(run))
             except Stopped as reason:
@@ -193,4 +197,5 @@ async def _train(run: Run, stage: Stage, start: Path) -> dict[str, Any]:
     inside = str(model.relative_to(run.folder.path))  # a run folder may be moved
     # Not `model`: a reward model is no policy that the next stage could start from.
     key = "model" if composed.algorithm.produces == "policy" else composed.algorithm.produces
-    return {key: inside, "step": outcome.step, "why": outcome.why, "evals": outcome.evals}
+    facts = {key: inside, "step": outcome.step, "why": outcome.why, "evals": outcome.evals}
+    return facts if outcome.selected is None else facts | {"selected": outcome.selected}

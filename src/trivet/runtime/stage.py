@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from trivet.explorer import Explorer
     from trivet.monitor import Monitor
     from trivet.runtime.experts import Experts
+    from trivet.runtime.held_out import HeldOutLoss
     from trivet.runtime.reader import Reader
+    from trivet.runtime.selection import Selection
     from trivet.trainer import Trainer
     from trivet.trainer.labels import Labels
 
@@ -66,11 +68,13 @@ class Experience:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a stage ended: its last step, why, and the numbers of its last evaluation."""
+    """How a stage ended: its last step, why, the numbers of its last evaluation, and (with `keep_best`) the
+    step whose weights it hands on."""
 
     step: int
     why: str
     evals: dict[str, float]
+    selected: int | None = None
 
 
 class StageRun:
@@ -95,13 +99,16 @@ class StageRun:
         stop: StopRequest,
         step_timeout_s: float,
         experts: Experts | None = None,
+        held_out: HeldOutLoss | None = None,
+        selection: Selection | None = None,
+        limit: int | None = None,
     ) -> None:
         self.stage, self.folder, self.algorithm = stage, folder, algorithm
         self._algorithm = stage.algorithm
         self.ledger, self.supply, self.source = ledger, supply, source
         self.trainer, self.synchroniser, self.evaluator = trainer, synchroniser, evaluator
         self.keeper, self.monitor, self.stop = keeper, monitor, stop
-        self.experts = experts
+        self.experts, self.held_out, self.selection, self.limit = experts, held_out, selection, limit
         if experts is not None:
             keeper.others.append(experts.ledger)
         self.step_timeout_s = step_timeout_s
@@ -134,7 +141,7 @@ class StageRun:
                     f"{self.folder / 'stacks.txt'}. Start the run again: it goes on from the last checkpoint"
                 ) from None
         await self.keep(self.trained, done=why)
-        return Outcome(self.trained, why, self.evals)
+        return Outcome(self.trained, why, self.evals, await self.hand_on())
 
     async def step(self, step: int) -> str | None:
         """One step; why the stage ends with it, or None."""
@@ -244,7 +251,11 @@ class StageRun:
         from trivet.trainer import collate
 
         needs = self.algorithm.needs | ({"routes"} if self.stage.trainer.replay_routes else set())
-        return collate(groups, step=step, needs=needs, attachments=self.keeper.attachments), {}
+        batch = collate(groups, step=step, needs=needs, attachments=self.keeper.attachments)
+        names = {tasks.source: tasks.label for tasks in self.stage.tasks}
+        if self.algorithm.consumes != {"sft"} or len(names) < len(self.stage.tasks):
+            return batch, {}
+        return batch, {"source": [names.get(r.task.source, "") for g in groups for r in g.rollouts]}
 
     def _update(
         self, step: int, collated: Callable[[], tuple[Batch, Labels]], updates: int
@@ -316,16 +327,53 @@ class StageRun:
         return out | {"time/sync_s": time.monotonic() - begin}
 
     async def evaluate(self, step: int, *, last: bool = False) -> str | None:
-        """Run what is due; the reason to end when the stop rule is met."""
-        if self.evaluator is None or step == self._evaluated or not self.evaluator.due(step, last):
+        """Run what is due; the reason to end when a rule is met."""
+        fresh = await self._held_out_loss(step, last)
+        if self.evaluator is not None and step != self._evaluated and self.evaluator.due(step, last):
+            await self.publish(step)
+            results = await self.evaluator.run_all(step)
+            self._evaluated = step
+            fresh |= {f"eval/{r.name}/{key}": value for r in results for key, value in r.metrics.items()}
+        self.evals |= fresh
+        until, why = self.stage.until, None
+        if until is not None and until.metric.split("/")[1] in {name.split("/")[1] for name in fresh}:
+            why = f"{until.metric} = {fresh[until.metric]:.3f}" if crossed(until, fresh) else None
+        return await self._select(step, fresh) or why
+
+    async def _held_out_loss(self, step: int, last: bool) -> dict[str, float]:
+        """The held-out loss where it is due."""
+        held = self.held_out
+        if held is None or not held.due(step, last):
+            return {}
+        name = held.config.name
+        with self.monitor.progress(f"held-out loss of {name}", held.pieces) as bar:
+            found = await self.in_trainer(lambda: held.measure(self.trainer, bar.advance))
+        self.monitor.eval(step, name, found)
+        held.measured = step
+        return {f"eval/{name}/{key}": value for key, value in found.items()}
+
+    async def _select(self, step: int, fresh: Mapping[str, float]) -> str | None:
+        """Keep the weights where they are the best so far; why a plateau ends the stage."""
+        selection = self.selection
+        if selection is None or selection.config.metric not in fresh:
             return None
-        await self.publish(step)
-        results = await self.evaluator.run_all(step)
-        self._evaluated = step
-        self.evals = {f"eval/{r.name}/{key}": value for r in results for key, value in r.metrics.items()}
-        if crossed(self.stage.until, self.evals):
-            return f"{self.stage.until.metric} = {self.evals[self.stage.until.metric]:.3f}"  # type: ignore[union-attr]
-        return None
+        value = fresh[selection.config.metric]
+        await self.in_trainer(lambda: selection.look(step, value, self.trainer))
+        return selection.plateau
+
+    async def hand_on(self) -> int | None:
+        """Put the selected weights into the trainer, from which the stage's model is written; their step."""
+        selection = self.selection
+        if selection is None:
+            return None
+        chosen = selection.standing.step
+        if chosen is None:
+            metric = selection.config.metric
+            self.monitor.warn("keep_best", f"{metric} was never a number: the last weights are handed on")
+        elif chosen != self.trained:
+            await self.in_trainer(lambda: selection.load(self.trainer))
+            self.monitor.info(f"the best {selection.config.metric} was after step {chosen}: it is handed on")
+        return chosen
 
     async def resume(self) -> str | None:
         """Restore the last checkpoint and do what was still to do after its step; why the stage is over."""
@@ -337,6 +385,10 @@ class StageRun:
             self.check_position(step, state.get("position"))
         self.trained_s, self.evals = float(state.get("trained_s", 0.0)), dict(state.get("evals", {}))
         self.scales = dict(state.get("scales", {}))
+        if self.selection is not None:
+            self.selection.restore(state.get("selection"))
+        if self.held_out is not None:
+            self.held_out.measured = int(state.get("measured", -1))
         if self.synchroniser is not None:
             self.synchroniser.version = state.get("version")
         self.monitor.rewind(self.stage.name, step if state else -1)
@@ -383,8 +435,12 @@ class StageRun:
             "done": done,
             "version": self.synchroniser.version if self.synchroniser else None,
             "position": self.position(step),
+            "selection": self.selection.state() if self.selection else None,
+            "measured": self.held_out.measured if self.held_out else -1,
         }
         await self.in_trainer(lambda: self.keeper.write(step, self.trainer, self.ledger, state))
+        if self.selection is not None:
+            await self.in_trainer(self.selection.thin)
 
     async def in_trainer(self, work: Callable[[], _Result]) -> _Result:
         """Run `work` on the trainer's thread."""
@@ -411,6 +467,8 @@ class StageRun:
     def _ended(self, step: int) -> str | None:
         if self.stage.steps is not None and step >= self.stage.steps:
             return f"{self.stage.steps} steps"
+        if self.limit is not None and step >= self.limit:
+            return f"{self.limit} steps were asked for"
         if self.stage.max_seconds is not None and self.trained_s >= self.stage.max_seconds:
             return f"{self.stage.max_seconds:.0f} s"
         return None

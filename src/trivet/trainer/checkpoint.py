@@ -42,19 +42,32 @@ def write(directory: Path, step: int, trainer: Trainer, state: Mapping[str, Any]
     An older folder of the same step is replaced. Raises CheckpointError (a full disk, say): what was there
     before is then still there.
     """
+    tensors = {
+        "model.safetensors": trainer.state_tensors(),
+        "optimizer.safetensors": trainer.optimiser_tensors(),
+        "random.safetensors": _random_state(),
+    }
+    return _write_folder(directory, step, tensors, {"trainer": trainer.counters(), "state": dict(state)})
+
+
+def write_weights(directory: Path, step: int, trainer: Trainer) -> Path:
+    """Write the weights after `step` alone, whole or not at all, for `read_weights`; their folder."""
+    return _write_folder(directory, step, {"model.safetensors": trainer.state_tensors()}, {})
+
+
+def _write_folder(
+    directory: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    facts: Mapping[str, Any],
+) -> Path:
     directory = Path(directory)
     final, partial = directory / f"step_{step:06d}", directory / f".partial_step_{step:06d}"
     old = directory / f".replaced_step_{step:06d}"
-    facts = {"format": FORMAT, "step": step, "trainer": trainer.counters(), "state": dict(state)}
-    text = json.dumps(facts, indent=1, allow_nan=False)
+    text = json.dumps({"format": FORMAT, "step": step, **facts}, indent=1, allow_nan=False)
     try:
         _clear(partial)
         partial.mkdir(parents=True)
-        tensors = {
-            "model.safetensors": trainer.state_tensors(),
-            "optimizer.safetensors": trainer.optimiser_tensors(),
-            "random.safetensors": _random_state(),
-        }
         files = {name: _write(partial / name, _saver(group)) for name, group in tensors.items()}
         files["state.json"] = _write(partial / "state.json", lambda p: p.write_text(text))
         manifest = json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1)
@@ -124,6 +137,27 @@ def read(path: Path, trainer: Trainer) -> dict[str, Any]:
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be used: {error}") from error
     return dict(facts["state"])
+
+
+def read_weights(directory: Path, step: int, trainer: Trainer) -> None:
+    """Put the weights of `write_weights` into `trainer`. Raises CheckpointError where they are not whole."""
+    from safetensors.torch import load_file
+
+    path = Path(directory) / f"step_{step:06d}"
+    if wrong := faults(path):
+        raise CheckpointError(f"the weights in {path} cannot be used: {'; '.join(wrong)}")
+    try:
+        trainer.load_weights(load_file(path / "model.safetensors"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"the weights in {path} cannot be used: {error}") from error
+
+
+def keep_only(directory: Path, step: int) -> None:
+    """Remove all folders but that of `step`, and leftovers."""
+    directory = Path(directory)
+    for path in [*_folders(directory), *directory.glob(".*_step_*")]:
+        if path.name != f"step_{step:06d}":
+            _clear(path)
 
 
 def retain(directory: Path, keep_last: int) -> int:
