@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trivet.data.record import Drop, Record
 from trivet.data.screen.allow import Allow
-from trivet.data.screen.documents import Document, document_of_record
+from trivet.data.screen.documents import Batch, Document, document_of_record
 from trivet.data.screen.report import ScreenReport
 from trivet.data.screen.verdicts import (
     Decisions,
@@ -49,13 +49,17 @@ class Screen:
         done: list[list[PassOutcome]] = [[] for _ in documents]
         allowed = [self._allowed(document) for document in documents]
         left = [d for d, reason in enumerate(allowed) if reason is None]
+        batch = Batch(documents[d] for d in left)
         for one in self.passes:
-            hits_of = one.check([documents[d] for d in left])
-            for d, hits in zip(left, hits_of, strict=True):
-                done[d].append(
-                    decide(one.name, hits, documents[d], one.borderline, self.decisions, self.judge)
-                )
-            left = [d for d in left if done[d][-1].fate not in ("drop", "held")]
+            hits_of = one.check(batch)
+            gone: set[int] = set()
+            for k, (d, hits) in enumerate(zip(left, hits_of, strict=True)):
+                outcome = decide(one.name, hits, documents[d], one.borderline, self.decisions, self.judge)
+                done[d].append(outcome)
+                if outcome.fate in ("drop", "held"):
+                    gone.add(k)
+            batch = batch.without(gone)
+            left = [d for k, d in enumerate(left) if k not in gone]
         return [
             Outcome(document, tuple(passes), reason)
             for document, passes, reason in zip(documents, done, allowed, strict=True)

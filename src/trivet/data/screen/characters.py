@@ -103,9 +103,14 @@ class CharacterIndex:
 
     def scan(self, documents: Sequence[Sequence[str]]) -> list[dict[int, list[str]]]:
         """Per document: item -> its windows that one of the document's texts holds, in order."""
-        out: list[dict[int, list[str]]] = [{} for _ in documents]
         texts = [text for document in documents for text in document]
-        normal = normal_bytes(word_buffer(texts))
+        size_D = np.fromiter(map(len, documents), np.int64, len(documents))
+        return self.scan_buffer(word_buffer(texts), size_D)
+
+    def scan_buffer(self, buffer: WordBuffer, size_D: NDArray[np.int64]) -> list[dict[int, list[str]]]:
+        """`scan` of texts that are words already; document d is the next `size_D[d]` texts."""
+        out: list[dict[int, list[str]]] = [{} for _ in range(len(size_D))]
+        normal = normal_bytes(buffer)
         data = normal.tobytes()
         end_T = np.flatnonzero(normal == 0)  # of the texts
         found: dict[tuple[int, int], set[int]] = defaultdict(set)  # text, segment -> window starts in data
@@ -124,7 +129,7 @@ class CharacterIndex:
             low, high = self._grow(data, probe, begin, end, at, segment)
             grown[line] = high
             found[text, segment].update(self._windows(low, high))
-        document_T = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
+        document_T = np.repeat(np.arange(len(size_D)), size_D)
         for (text, segment), starts in sorted(found.items()):
             windows = out[document_T[text]].setdefault(int(self.item_S[segment]), [])
             windows.extend(self._text(start) for start in sorted(starts))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trivet.data.record import Record
+from trivet.data.screen.phrases import WordBuffer, word_buffer
 from trivet.data.screen.words import normalise
 from trivet.types import Message
 
@@ -39,6 +44,39 @@ class Document:
         """Name by content: the same in every run, wherever the document stands."""
         text = "\n".join(normalise(text) for text in self.texts)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Batch(Sequence[Document]):
+    """Documents that several passes look at: their words are found once."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self._documents = list(documents)
+
+    @classmethod
+    def of(cls, documents: Sequence[Document]) -> Batch:
+        return documents if isinstance(documents, Batch) else cls(documents)
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._documents[at]
+
+    @cached_property
+    def size_D(self) -> NDArray[np.int64]:
+        """Texts of each document."""
+        return np.fromiter((len(document.texts) for document in self._documents), np.int64, len(self))
+
+    @cached_property
+    def buffer(self) -> WordBuffer:
+        """The words of all texts; none of them runs on into the next."""
+        return word_buffer([text for document in self._documents for text in document.texts])
+
+    def without(self, documents: Collection[int]) -> Batch:
+        """The others; this batch itself if there is nothing to leave out."""
+        if not documents:
+            return self
+        return Batch(document for d, document in enumerate(self._documents) if d not in documents)
 
 
 def document_of(messages: Iterable[Message], source: str = "", place: str = "") -> Document:

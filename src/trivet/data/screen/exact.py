@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trivet.data.screen.characters import CharacterIndex
-from trivet.data.screen.documents import Document
+from trivet.data.screen.documents import Batch, Document
 from trivet.data.screen.items import PreparedItems
 from trivet.data.screen.verdicts import Borderline, Hit
 from trivet.data.screen.words import normalise
@@ -116,7 +116,8 @@ class CharacterPass:
 
     def check(self, documents: Sequence[Document]) -> list[list[Hit]]:
         out: list[list[Hit]] = []
-        for shared in self.index.scan([document.texts for document in documents]):
+        batch = Batch.of(documents)
+        for shared in self.index.scan_buffer(batch.buffer, batch.size_D):
             hits = []
             for i, windows in sorted(shared.items()):
                 of = self._of[i]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trivet.data.screen.documents import Document
+from trivet.data.screen.documents import Batch, Document
 from trivet.data.screen.items import PreparedItems
-from trivet.data.screen.phrases import Match, PhraseIndex, batches, word_buffer
+from trivet.data.screen.phrases import Match, PhraseIndex, batches
 from trivet.data.screen.verdicts import Borderline, Hit, Verdict
 from trivet.data.screen.words import PHRASE_WORDS, SAMPLED_PHRASES, phrases
 
@@ -110,12 +110,16 @@ class NgramPass:
 
     def check(self, documents: Sequence[Document]) -> list[list[Hit]]:
         out: list[list[Hit]] = [[] for _ in documents]
-        document_H, phrase_H = self.index.scan([document.texts for document in documents])
+        batch = Batch.of(documents)
+        if self.options.match == "words":
+            document_H, phrase_H = self.index.scan_buffer(batch.buffer, batch.size_D)
+        else:
+            document_H, phrase_H = self.index.scan([document.texts for document in documents])
         bounds = np.searchsorted(document_H, np.arange(len(documents) + 1))
         for d in np.unique(document_H).tolist():
             out[d].extend(self._hits(phrase_H[bounds[d] : bounds[d + 1]]))
         if self._whole:
-            for d, i in self._whole_hits(documents):
+            for d, i in self._whole_hits(batch):
                 if not any(hit.item is self.items.items[i] for hit in out[d]):
                     out[d].append(Hit(self.items.items[i], "drop", 1, 1, 1.0, (), "whole"))
         return out
@@ -153,15 +157,18 @@ class NgramPass:
             return "borderline", "overlap"
         return None, ""
 
-    def _whole_hits(self, documents: Sequence[Document]) -> list[tuple[int, int]]:
+    def _whole_hits(self, batch: Batch) -> list[tuple[int, int]]:
         """(document, item) of prompts that are an item."""
-        prompts = [(d, text) for d, document in enumerate(documents) for text in document.prompts]
-        buffer = word_buffer([text for _, text in prompts])
+        buffer = batch.buffer
         size_T = np.diff(buffer.word_D)
+        document_T = np.repeat(np.arange(len(batch)), batch.size_D)
+        first_D = np.cumsum(batch.size_D) - batch.size_D
         out = []
         for t in np.flatnonzero((size_T > 0) & (size_T <= self._whole_words)).tolist():
-            text = buffer.words(int(buffer.word_D[t]), int(size_T[t]))
-            out.extend((prompts[t][0], i) for i in self._whole.get(text, ()))
+            d = int(document_T[t])
+            if batch[d].is_prompt(t - int(first_D[d])):
+                text = buffer.words(int(buffer.word_D[t]), int(size_T[t]))
+                out.extend((d, i) for i in self._whole.get(text, ()))
         return list(dict.fromkeys(out))
 
 

@@ -202,9 +202,14 @@ class PhraseIndex:
         last = None
         if self.match == "substring":
             last = [i + 1 == len(document) for document in documents for i in range(len(document))]
-        buffer = word_buffer(texts, last)
-        word_H, phrase_H = self.find(buffer)
         size_D = np.fromiter(map(len, documents), np.int64, len(documents))
+        return self.scan_buffer(word_buffer(texts, last), size_D)
+
+    def scan_buffer(
+        self, buffer: WordBuffer, size_D: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`scan` of texts that are words already; document d is the next `size_D[d]` texts."""
+        word_H, phrase_H = self.find(buffer)
         first_D = buffer.word_D[np.concatenate(([0], np.cumsum(size_D)))]
         document_H = np.searchsorted(first_D, word_H, side="right") - 1
         pair_H = np.unique(document_H * max(1, len(self)) + phrase_H)
