@@ -243,6 +243,17 @@ def test_what_of_a_conversation_is_screened() -> None:
         Document(("a",), ("user", "user"))
 
 
+def test_frequent_phrases_of_a_chain() -> None:
+    screen = Screen([sampled_8gram(items()), PrefixPass(items())])
+    document = Document((FULL,))
+    assert screen.check([document])[0].fate == "drop"
+    frequent = screen.find_frequent([document] * 20)
+    assert set(frequent) == {"sampled_8gram"} and frequent["sampled_8gram"][" ".join(WORDS[:8])] == 20
+    outcome = pickle.loads(pickle.dumps(screen)).check([document])[0]
+    assert outcome.passes[0].hits[0].why == "frequent phrases"
+    assert outcome.taken_by == "prefix_hash"
+
+
 def test_names_of_passes_must_differ() -> None:
     with pytest.raises(ValueError, match="two passes are called sampled_8gram"):
         Screen([sampled_8gram(items()), sampled_8gram(items())])

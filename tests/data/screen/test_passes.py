@@ -19,6 +19,7 @@ from trivet.data.screen.exact import (
 )
 from trivet.data.screen.items import Guards, Item, prepare_items
 from trivet.data.screen.ngrams import NgramOptions, NgramPass, exhaustive_8gram, sampled_8gram
+from trivet.data.screen.passes import PASSES, make_pass
 from trivet.data.screen.verdicts import Hit, Pass
 from trivet.data.screen.words import normalise
 
@@ -168,6 +169,26 @@ def test_an_item_of_few_windows_needs_all() -> None:
     one = CharacterPass(items(text))
     assert [(hit.verdict, hit.hits, hit.of) for hit in check(one, text)] == [("drop", 3, 3)]
     assert [hit.verdict for hit in check(one, text[:-1])] == ["borderline"]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_passes_by_name(name: str) -> None:
+    one = make_pass(name, items(" ".join(WORDS)))
+    assert one.name == name
+    with pytest.raises(ValueError, match=f"{name} has no option 'treshold'"):
+        make_pass(name, items(), {"treshold": 1})
+
+
+def test_options_and_names_of_passes() -> None:
+    prepared = items(" ".join(f"w{i}" for i in range(107)))
+    (hit,) = check(
+        make_pass("exhaustive_8gram", prepared, {"threshold": 0.9}), prepared.items[0].item.texts[0]
+    )
+    assert hit.of == 100
+    five = make_pass("sampled_8gram", prepared, {"samples": 5, "borderline": "drop"})
+    assert check(five, prepared.items[0].item.texts[0])[0].of == 5 and five.borderline == "drop"
+    with pytest.raises(ValueError, match="did you mean 'dense'"):
+        make_pass("denze", prepared)
 
 
 def test_passes_are_picklable() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from trivet.data.record import Drop, Record
 from trivet.data.screen.allow import Allow
 from trivet.data.screen.documents import Batch, Document, document_of_record
+from trivet.data.screen.ngrams import NgramPass
 from trivet.data.screen.report import ScreenReport
 from trivet.data.screen.verdicts import (
     Decisions,
@@ -43,6 +44,11 @@ class Screen:
         self.allow = allow or Allow()
         self.decisions = decisions or {}
         self.judge = judge
+
+    def find_frequent(self, sample: Sequence[Document]) -> dict[str, dict[str, int]]:
+        """Phrases that a sample of the corpus holds too often to prove anything, by pass, with the number of
+        documents; they weigh nothing from now on. To be done before the screen is given to workers."""
+        return {one.name: one.find_frequent(sample) for one in self.passes if isinstance(one, NgramPass)}
 
     def check(self, documents: Sequence[Document]) -> list[Outcome]:
         """What becomes of each document, in order."""
