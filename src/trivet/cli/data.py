@@ -154,7 +154,7 @@ def inspect_command(
         for span in shown:
             _span(console, span, plain)
             if ids:
-                console.print(" ".join(map(str, span.ids)), style="cyan", markup=False)
+                console.print(" ".join(map(str, span.ids)), style="cyan", markup=False, soft_wrap=True)
         console.print()
         for message, text in gone.items():
             console.print(f"stripped from message {message}:", style="dim", markup=False)
@@ -173,7 +173,7 @@ def _span(console: Console, span: Any, plain: bool) -> None:
 
     before, after = _MARKS[span.kind] if plain else ("", "")
     style = "" if plain else _STYLES[span.kind]
-    console.print(Text(f"{before}{printable(span.text)}{after}", style), end="")
+    console.print(Text(f"{before}{printable(span.text)}{after}", style), end="", soft_wrap=True)
 
 
 @data_app.command("decontaminate")

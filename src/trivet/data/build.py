@@ -33,6 +33,8 @@ from trivet.recipe.data import Data
 from trivet.recipe.schema import TinyModel
 from trivet.types import canonical_json
 
+INPUTS = ".inputs"
+"""What the examples were made from, by sizes and times: tells whether they can stay."""
 _ENOUGH_ROWS = 1000  # from so many on a source's share of bad rows is looked at while it is read
 _HEAD_ROWS = 32
 
@@ -134,7 +136,6 @@ def _examples(
     _reviews(out, work, jobs)
     manifest = {
         "format": FORMAT,
-        "inputs": mark,
         "name": recipe.name,
         "configuration": data.model_dump(exclude={"workers", "output"}),
         "tokenizer": preparer.tokenizer_hash,
@@ -146,6 +147,7 @@ def _examples(
         "files": input_files(jobs),
     }
     write_json(out / MANIFEST, manifest)
+    (out / INPUTS).write_text(mark)
     return manifest
 
 
@@ -251,10 +253,11 @@ def input_files(jobs: list[Job]) -> list[dict[str, Any]]:
 
 def _finished(out: Path, mark: str) -> dict[str, Any] | None:
     try:
-        manifest = json.loads((out / MANIFEST).read_text())
+        same = (out / INPUTS).read_text() == mark
+        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return manifest if manifest.get("inputs") == mark and manifest.get("format") == FORMAT else None
+    return manifest if same and manifest.get("format") == FORMAT else None
 
 
 def _begin(work: Path, out: Path, mark: str, say: Say) -> None:
@@ -267,7 +270,7 @@ def _begin(work: Path, out: Path, mark: str, say: Say) -> None:
         raise BuildError(f"{out} holds other things than a build: choose another data.output, or empty it")
     for name in ("work", "examples", "packed", "review"):
         shutil.rmtree(out / name, ignore_errors=True)
-    for name in (MANIFEST, "report.html"):
+    for name in (INPUTS, MANIFEST, "report.html"):
         (out / name).unlink(missing_ok=True)
     work.mkdir(parents=True)
     note.write_text(mark)

@@ -25,7 +25,6 @@ from trivet.data.shards import example_schema, write_json, write_shard
 from trivet.data.tally import SourceTally
 from trivet.data.validate import validate
 from trivet.recipe.data import Data, Source
-from trivet.types import canonical_json
 
 _RECORD = ["id", "source", "category", "place", "part", "done", "messages", "tools", "rejected", "weight"]
 
@@ -193,6 +192,11 @@ def number_of(place: str) -> int:
     return int(tail) if tail.isdigit() else 1
 
 
+def _json(value: Any) -> str:
+    """Keys as they stand: their order is part of what a template writes."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def example_row(record: Record, tokens: Tokens | None, exact: bytes | None = None) -> dict[str, Any]:
     """A record as a row of `example_schema`."""
     answers = [m for m in record.messages if m.role == "assistant"]
@@ -204,9 +208,9 @@ def example_row(record: Record, tokens: Tokens | None, exact: bytes | None = Non
         "place": record.place,
         "part": record.part,
         "done": record.done,
-        "messages": canonical_json([m.to_dict() for m in record.messages]),
-        "tools": canonical_json(record.tools) if record.tools else "",
-        "rejected": None if rejected is None else canonical_json([m.to_dict() for m in rejected]),
+        "messages": _json([m.to_dict() for m in record.messages]),
+        "tools": _json(record.tools) if record.tools else "",
+        "rejected": None if rejected is None else _json([m.to_dict() for m in rejected]),
         "weight": record.weight,
         "turns": len(answers),
         "supervised_turns": sum(m.train != 0 for m in answers),
