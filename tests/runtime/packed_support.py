@@ -28,7 +28,13 @@ def examples(n: int, *, first: int = 0) -> list[dict[str, Any]]:
     rng, out = np.random.default_rng(first), []
     for i in range(first, first + n):
         a, b = rng.integers(0, 10, 2).tolist()
-        row = {"id": f"e{i:03d}", "prompt": f"{a}+{b}=", "response": str(a + b), "source": "plus"}
+        row = {
+            "id": f"e{i:03d}",
+            "prompt": f"{a}+{b}=",
+            "response": str(a + b),
+            "source": "plus",
+            "weight": 1.0,
+        }
         if i % 3 == 0:
             row |= {"source": "my/even", "prompt": f"{a}-{a}=", "response": "0" * (1 + i % 4), "weight": 0.5}
         out.append(row)
