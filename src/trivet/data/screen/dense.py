@@ -30,7 +30,7 @@ class DenseOptions:
     reads the beginning of long prompts only."""
 
     model: str = BUNDLED
-    threshold: float = 0.9
+    threshold: float = 0.8
     top: int = 5
     min_words: int = 5
     batch: int = 32

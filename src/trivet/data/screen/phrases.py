@@ -162,7 +162,8 @@ class PhraseIndex:
         return self.text[self.offset_P[number] : self.offset_P[number + 1]].tobytes()
 
     def find(self, buffer: WordBuffer) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(word_H, phrase_H): every place where a phrase stands, by its first word's index, in order."""
+        """(word_H, phrase_H): phrases and where they stand, by their first words' indices. A phrase that
+        stands in a text many times over is given at least once."""
         skip, length = (1, self.n - 2) if self.match == "substring" else (0, self.n)
         run_W = run_hashes(word_hashes(buffer), length)
         maybe = np.flatnonzero(self.seen.take(_slot(run_W, len(self.seen))))
@@ -171,23 +172,36 @@ class PhraseIndex:
         known = low < len(self.hash_P)
         maybe, low = maybe[known], low[known]
         equal = self.hash_P[low] == run_W[maybe]
-        words: list[int] = []
-        numbers: list[int] = []
-        for run, at in zip(maybe[equal].tolist(), low[equal].tolist(), strict=True):
-            first = run - skip
-            if first < 0 or first + self.n > len(buffer.start_W):
-                continue
-            found = buffer.words(first, self.n)
-            if b"\0" in found:  # over the border of a text
-                continue
-            key = self.hash_P[at]
-            while at < len(self.hash_P) and self.hash_P[at] == key:
-                number = int(self.phrase_P[at])
-                if self._same(found, self._bytes(number)):
-                    words.append(first)
-                    numbers.append(number)
-                at += 1
-        return np.array(words, np.int64), np.array(numbers, np.int64)
+        maybe, low = maybe[equal], low[equal]
+        text = np.searchsorted(buffer.word_D, maybe, side="right")
+        # The same number again in the same text: nearly always the same phrase again.
+        _, first, place = np.unique(text * len(self) + low, return_index=True, return_inverse=True)
+        hits: list[tuple[int, int]] = []
+        done = np.zeros(len(first), np.bool_)
+        for group, at in enumerate(first.tolist()):
+            done[group] = self._compare(buffer, int(maybe[at]) - skip, int(low[at]), hits)
+        for at in np.flatnonzero(~done[place]).tolist():
+            if at != first[place[at]]:
+                self._compare(buffer, int(maybe[at]) - skip, int(low[at]), hits)
+        out = np.array(hits, np.int64).reshape(-1, 2)
+        return out[:, 0], out[:, 1]
+
+    def _compare(self, buffer: WordBuffer, first: int, at: int, hits: list[tuple[int, int]]) -> bool:
+        """Adds the phrases with the hash at `at` that stand at word `first`; True if all of them do."""
+        if first < 0 or first + self.n > len(buffer.start_W):
+            return False
+        found = buffer.words(first, self.n)
+        if b"\0" in found:  # over the border of a text
+            return False
+        every, key = True, self.hash_P[at]
+        while at < len(self.hash_P) and self.hash_P[at] == key:
+            number = int(self.phrase_P[at])
+            if self._same(found, self._bytes(number)):
+                hits.append((first, number))
+            else:
+                every = False
+            at += 1
+        return every
 
     def _same(self, found: bytes, phrase: bytes) -> bool:
         if self.match == "words":

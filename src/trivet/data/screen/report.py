@@ -32,6 +32,8 @@ class PassReport:
 
     def add(self, outcome: PassOutcome, source: str) -> None:
         self.fates[outcome.fate, source] += 1
+        if not outcome.hits:
+            return
         fate_of: dict[str, str] = {}  # item -> the worst that was said of it
         for hit, decision in zip(outcome.hits, outcome.decisions, strict=True):
             name, said = hit.item.item.name, decision or hit.verdict
@@ -126,14 +128,19 @@ class ScreenReport:
         if outcome.allowed is not None:
             self.allowed[outcome.allowed] += 1
         for one in outcome.passes:
-            self.passes.setdefault(one.name, PassReport(one.name)).add(one, source)
+            self._of(one.name).add(one, source)
+
+    def _of(self, name: str) -> PassReport:
+        if name not in self.passes:
+            self.passes[name] = PassReport(name)
+        return self.passes[name]
 
     def merge(self, other: ScreenReport) -> None:
         """Adds another worker's counts."""
         self.fates.update(other.fates)
         self.allowed.update(other.allowed)
         for name, report in other.passes.items():
-            self.passes.setdefault(name, PassReport(name)).merge(report)
+            self._of(name).merge(report)
 
     def total(self, fate: str) -> int:
         return sum(count for (said, _), count in self.fates.items() if said == fate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -96,7 +97,7 @@ def decide(
 ) -> PassOutcome:
     """What becomes of a document with these hits. A decision overrides the rule for its item, either way."""
     if not hits:
-        return PassOutcome(name, "clean")
+        return _clean(name)
     key = document.key()
     made: list[Decision | None] = []
     fates: set[Fate] = set()
@@ -111,6 +112,12 @@ def decide(
             fates.add("held" if borderline == "review" else borderline)
     fate: Fate = "drop" if "drop" in fates else "held" if "held" in fates else "keep"
     return PassOutcome(name, fate, tuple(hits), tuple(made))
+
+
+@cache
+def _clean(name: str) -> PassOutcome:
+    """One for all: nearly every document is clean."""
+    return PassOutcome(name, "clean")
 
 
 def review_row(
