@@ -175,6 +175,19 @@ def test_a_long_word_is_told_from_one_that_begins_and_measures_the_same() -> Non
     assert found(index, [[" ".join([other] * 8)], [phrase]]) == [set(), {phrase}]
 
 
+def test_phrases_of_equal_hashes_are_all_found_in_one_text() -> None:
+    a, b, c = (" ".join([f"abcdefgh{k}"] * 8) for k in (111, 222, 333))
+    index = PhraseIndex.build([b, c])
+    assert len(set(index.hash_P.tolist())) == 1
+    assert found(index, [[f"{a} x {b} x {a} x {c}"], [f"{a}. {a}"], [f"{c} x {a}"]]) == [{b, c}, set(), {c}]
+
+
+def test_a_phrase_cut_by_a_border_is_still_found_behind_it() -> None:
+    phrase = "one two three four five six seven eight"
+    document = ["one two three four five", f"six seven eight. {phrase}", f"{phrase} " * 50]
+    assert found(PhraseIndex.build([phrase]), [document, document[:1]]) == [{phrase}, set()]
+
+
 def test_batches_hold_all_documents_in_order() -> None:
     documents = [["a" * size, "b"] for size in (5, 300, 1, 2, 700, 3)]
     parts = list(batches(iter(documents), 200))
