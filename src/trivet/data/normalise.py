@@ -70,6 +70,8 @@ def _repair(chat: Chat, off: frozenset[str]) -> None:
     for name, run in REPAIRS.items():
         if name == "arguments":  # the calls must be calls before their arguments are read
             tool_text(chat, literals=name not in off)
+            if "reasoning_tags" not in off and any(draft.calls for draft in chat.drafts):
+                REPAIRS["reasoning_tags"](chat)  # a block may have stood behind a call
         if name not in off:
             run(chat)
         elif name in _PLAIN:

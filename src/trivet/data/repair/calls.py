@@ -9,6 +9,7 @@ from trivet.data.formats.chat import Call, Chat, Draft
 from trivet.data.formats.literal import NotReadable, read_value
 from trivet.data.formats.tooltext import LITERAL
 from trivet.data.record import RecordDropped
+from trivet.data.repair.turns import finished
 
 
 def arguments(chat: Chat) -> None:
@@ -59,6 +60,8 @@ def call_turns(chat: Chat) -> None:
         kept.append(draft)
         while len(kept) > 1 and _continues(kept[-2], kept[-1]):
             more = kept.pop()
+            if not finished(kept[-1]):  # it says nothing of its own: the calls' flag counts
+                kept[-1].train = more.train
             kept[-1].calls = [*(kept[-1].calls or ()), *(more.calls or ())]
             kept[-1].cut = more.cut
             chat.mark("call_turns_joined")
@@ -71,8 +74,8 @@ def _continues(last: Draft, draft: Draft) -> bool:
         and bool(draft.calls)
         and not draft.content
         and draft.reasoning is None
-        and last.train == draft.train
         and not last.cut
+        and (last.train == draft.train or not finished(last))
     )
 
 

@@ -8,6 +8,7 @@ from trivet.data.formats.chat import Chat, Draft
 
 OPEN, CLOSE = "<think>", "</think>"
 _CALL = "<tool_call>"
+_ROUNDS = 8
 _TAG = re.compile(r"</?think>")
 _CLOSING = re.compile(r"\s*(?:</think>\s*)*")
 FOLDED, NO_OPEN, NO_CLOSE = "reasoning_tags_folded", "reasoning_open_missing", "reasoning_close_missing"
@@ -26,6 +27,12 @@ def reasoning_tags(chat: Chat) -> None:
         text = draft.content
         if draft.role == "assistant" and isinstance(text, str) and "think>" in text:
             _split(chat, draft, text, index == last)
+            for _ in range(_ROUNDS):  # the same thought before one closing tag after another
+                again = draft.content
+                if again == text or not isinstance(again, str) or CLOSE not in again:
+                    break
+                text = again
+                _split(chat, draft, text, index == last)
 
 
 def well_formed_only(chat: Chat) -> None:
