@@ -19,13 +19,16 @@ class Taskset:
     """Tasks with ids that differ, in order of play.
 
     `fingerprint` is a hash of all ids and contents, whatever their order; `dropped` counts, by cause, rows
-    of the source that gave no task.
+    of the source that gave no task. `layout` is the known layout the source was recognised as ("" where it
+    was read by its fields), `layout_env` the environment that judges such tasks.
     """
 
     name: str
     tasks: list[Task]
     fingerprint: str
     dropped: dict[str, int] = field(default_factory=dict)
+    layout: str = ""
+    layout_env: str = ""
 
     def __len__(self) -> int:
         return len(self.tasks)

@@ -11,6 +11,7 @@ from trivet.data.shapes import plain_message, transcript
 from trivet.recipe import schema
 from trivet.rewards.answers import last_boxed
 from trivet.tasks.base import TasksetError, nearest
+from trivet.tasks.layouts import Dropped
 from trivet.tasks.readers import Record
 from trivet.types import Message, SchemaError, Task, ToolCall, canonical_json
 
@@ -20,10 +21,6 @@ _PROMPTS = ("prompt", "question", "problem", "instruction", "query")
 _PLACE = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 _MARK = "####"
-
-
-class Dropped(Exception):
-    """A row that gives no task; the argument is the cause it is counted under."""
 
 
 class FieldMap:
