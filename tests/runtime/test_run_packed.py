@@ -30,7 +30,7 @@ from trivet.runtime.packs import PackOrder, pack_lengths, packed_numbers
 from trivet.runtime.stage import StageRun
 from trivet.trainer import checkpoint
 
-WEIGHT = {"payload.weight": "weight"}
+WEIGHT = {"id": "id", "prompt": "prompt", "response": "response", "payload.weight": "weight"}
 SLOW = pytest.mark.slow
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivet.cli.data import data_app
+from trivet.cli.sweep import sweep
 
 if TYPE_CHECKING:
     from trivet.algorithms import Algorithm
@@ -40,6 +41,7 @@ tasks_app = typer.Typer(help="Look at tasks.", no_args_is_help=True, rich_markup
 app.add_typer(model_app, name="model")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(data_app, name="data")
+app.command()(sweep)
 
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A file, a run folder or a name from `trivet recipes`")
