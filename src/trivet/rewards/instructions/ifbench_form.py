@@ -242,9 +242,9 @@ def _trigrams(text: str) -> set[str]:
 
 @kind("ratio:overlap", reference_text="text", percentage="percentage")
 def overlap(text: str, *, reference_text: str, percentage: float) -> bool:
-    """The share of the reference's different trigrams of letters that the answer has, within 2 points."""
-    reference = _trigrams(reference_text)
-    share = 100 * len(reference & _trigrams(text)) / max(1, len(reference))
+    """The share of the answer's different trigrams of letters that the reference has, within 2 points."""
+    own = _trigrams(text)
+    share = 100 * len(own & _trigrams(reference_text)) / max(1, len(own))
     return abs(share - percentage) <= 2
 
 

@@ -50,11 +50,11 @@ def ends(text: str) -> list[tuple[int, int]]:
     """(begin, end) of the marks that end a sentence: . ! ? before a blank or the end (not after a known
     abbreviation, an initial, or the number of a list's line; "..." only before a capital), and those of
     scripts that set no blank."""
-    out = []
+    out, length = [], len(text.rstrip())
     for match in _END.finditer(text):
         marks = match.group()
         if marks[0] == "." and not marks.startswith("..") and not set(marks) & set("!?"):
-            if _abbreviated(text, match.start()) and match.end() < len(text.rstrip()):
+            if _abbreviated(text, match.start()) and match.end() < length:
                 continue
         elif (marks.startswith("..") or marks[0] == "\u2026") and _small(text, match.end()):
             continue
