@@ -86,3 +86,10 @@ def test_counting() -> None:
 @given(st.text(max_size=200), st.sampled_from(CASES))
 def test_checks_take_any_text(text: str, case: tuple[dict[str, object], str, str]) -> None:
     assert check(case[0], text) in (True, False)
+
+
+@pytest.mark.parametrize("text", ["\n" * 1_000_000 + "x", "." * 1_000_000 + "x", "!?" * 500_000 + "x"])
+def test_long_answers_take_no_longer_than_their_length(text: str) -> None:
+    """Patterns that try every run from each of its places would take hours here."""
+    assert not check({"kind": "bullet_count", "count": 1}, text)
+    assert check({"kind": "sentence_count", "at_most": 1}, text)

@@ -56,8 +56,8 @@ class ChatAPI:
     """Asks `model` at `base_url` (".../v1"). Use it from one event loop.
 
     `key_env` names the environment variable that holds the key ("" for a server without). `timeout_s` bounds
-    one request, `attempts` their number for one question, `backoff_s` the first pause between them (it doubles,
-    is spread by chance and never over `longest_wait_s`; a server's Retry-After is kept to as far as that).
+    one request, `attempts` their number for a question, `backoff_s` the first pause between them (it doubles,
+    is spread by chance and is never over `longest_wait_s`; a server's Retry-After is kept to as far as that).
     `parallel` requests run at once. `options` are sent along (temperature, max_tokens, ...).
     """
 

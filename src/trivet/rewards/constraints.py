@@ -16,8 +16,9 @@ from trivet.types import Scored
 Constraint = Mapping[str, Any]
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_SENTENCE_END = re.compile(r"[.!?]+[\"')\]\u201d\u2019]*(?=\s|$)")
-_BULLET = re.compile(r"^\s*[-*\u2022]\s+\S", re.MULTILINE)
+# Linear in the text, whatever a policy writes: runs are tried once, blanks do not cross lines.
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"')\]\u201d\u2019]*+(?=\s|$)")
+_BULLET = re.compile(r"^[^\S\n]*[-*\u2022][^\S\n]+\S", re.MULTILINE)
 _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|vs|etc|e\.g|i\.e|No)\.", re.IGNORECASE)
 _DECIMAL_POINT = re.compile(r"(?<=\d)\.(?=\d)")
 

@@ -63,8 +63,8 @@ class Rubric:
         return any(one.check is None for one in self.criteria)
 
     async def score(self, messages: Sequence[Message], answer: str, *, judge: Judge | None = None) -> Reward:
-        """1 when every required criterion holds, 0 when one does not, Unscored when the judge cannot say of one and
-        no other fails. Never raises but on cancellation.
+        """1 when every required criterion holds, 0 when one does not, Unscored when the judge cannot say of one
+        and no other fails. A judge's verdict holds from a half of its scale on. Never raises but on cancellation.
 
         Parts: each criterion's name (1 or 0, absent where unknown), and `held`, the share of required ones that
         hold, where all are known. Criteria for the judge are not asked once a required check has failed.
