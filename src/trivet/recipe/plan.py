@@ -257,6 +257,8 @@ def _ends(stage: Stage) -> str:
         reasons.append(f"{stage.max_seconds:,.0f} s")
     if stage.until is not None:
         reasons.append(f"{stage.until.metric} {_bound(stage.until)}")
+    if stage.keep_best is not None and stage.keep_best.patience is not None:
+        reasons.append(f"{stage.keep_best.patience} evaluations without progress")
     return ", or ".join(reasons)
 
 
@@ -300,6 +302,11 @@ def _notes(stage: Stage, steps: int | None, tasks: int | None) -> list[str]:
     if steps is not None:
         late = [phase.from_step for phase in stage.phases if phase.from_step > steps]
         notes += [f"the phase from step {step} begins after the last step, {steps}" for step in late]
+    if stage.held_out is not None:
+        notes.append(f"held-out loss every {stage.held_out.every} step(s): eval/{stage.held_out.name}/loss")
+    if stage.keep_best is not None:
+        best = "lowest" if stage.keep_best.mode == "min" else "highest"
+        notes.append(f"the checkpoint with the {best} {stage.keep_best.metric} is handed on")
     sampling = stage.eval.sampling
     if stage.eval.tasks and sampling and sampling.temperature == 0 and stage.eval.samples > 1:
         notes.append(f"eval is greedy: its {stage.eval.samples} samples per task will be equal")
