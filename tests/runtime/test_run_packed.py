@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sqlite3
@@ -314,6 +313,28 @@ def test_the_last_step_ends_by_a_held_out_loss(tmp_path: Path) -> None:
     assert result.stages["sft"]["why"].startswith("eval/held_out/loss = 2.")
 
 
+def test_an_engines_evaluation_selects_too(tmp_path: Path) -> None:
+    """Tasks are played beside the held-out loss, each at its own steps; a killed run does the same."""
+    tasks = [{"source": "generated:addition", "env": "math", "limit": 6, "name": "add"}]
+    stage: dict[str, Any] = {
+        "eval": {"tasks": tasks, "every": 4},
+        "sampling": {"max_tokens": 4},
+        "keep_best": {"metric": "eval/add/reward", "mode": "max"},
+        "epochs": 3,
+    }
+    result = run_recipe(selecting(tmp_path / "whole", **stage), quiet=True)
+    lines = metrics(tmp_path / "whole" / "run")
+    last = result.stages["sft"]["step"]
+    played = [line["step"] for line in lines if "eval/add/reward" in line]
+    assert played == sorted({*range(0, last + 1, 4), last})
+    assert {"eval/add/reward", "eval/held_out/loss"} <= set(result.stages["sft"]["evals"])
+    assert result.stages["sft"]["selected"] in played
+    with killed(PackedRun, "train", 5):
+        run_recipe(selecting(tmp_path / "cut", **stage), quiet=True)
+    run_recipe(selecting(tmp_path / "cut", **stage), quiet=True)
+    same(tmp_path / "whole" / "run", tmp_path / "cut" / "run")
+
+
 # -- what is refused -----------------------------------------------------------------------------
 
 
@@ -389,4 +410,8 @@ def test_the_plan_counts(tmp_path: Path) -> None:
     assert "60 documents, the longest 12 tokens" in text
     assert "150 tokens, 1 optimiser update(s)" in text
     assert f"at most {steps} (epochs 2)" in text
-    json.dumps(text)
+    chosen = selecting(tmp_path / "b", keep_best={"metric": "eval/held_out/loss", "patience": 3})
+    text = plan(chosen, packed=packed_numbers(chosen)[0]).text()
+    assert "held-out loss every 2 step(s): eval/held_out/loss" in text
+    assert "or 3 evaluations without progress" in text
+    assert "the checkpoint with the lowest eval/held_out/loss is handed on" in text
