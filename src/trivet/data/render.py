@@ -31,6 +31,16 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]
 
 
+def _renderer(tokenizer: Any, kind: str, template_args: Mapping[str, Any] | None) -> Renderer:
+    """As `get_renderer`; `auto` ends with the template itself, which writes examples but cannot sample."""
+    try:
+        return get_renderer(tokenizer, kind, template_args)
+    except RenderError:
+        if kind != "auto" or not getattr(tokenizer, "chat_template", None):
+            raise
+    return get_renderer(tokenizer, "template", template_args)
+
+
 class SourceRenderer:
     """One tokenizer under one chat template.
 
@@ -52,7 +62,7 @@ class SourceRenderer:
                 tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
             except OSError as error:
                 raise RenderError(f"chat_template {chat_template}: {error.strerror}") from error
-        self.renderer: Renderer = get_renderer(tokenizer, kind, template_args)
+        self.renderer: Renderer = _renderer(tokenizer, kind, template_args)
         self.official = (
             ChatTemplate(tokenizer, template_args) if getattr(tokenizer, "chat_template", None) else None
         )
@@ -96,7 +106,9 @@ class SourceRenderer:
             own = np.asarray(self.official.ids(record.messages, record.tools))
         except RenderError as error:
             raise RecordDropped("not_renderable", str(error)) from error
-        if len(own) == len(ids_T) and (own == ids_T).all():
+        # One token more may end the last turn, where the template leaves that to the next turn.
+        closed = len(ids_T) == len(own) + 1 and int(ids_T[-1]) in self.renderer.stop_ids
+        if len(own) == len(ids_T) - closed and (own == ids_T[: len(own)]).all():
             return
         at = int(np.argmin(own[: len(ids_T)] == ids_T[: len(own)])) if len(own) and len(ids_T) else 0
         raise RenderError(

@@ -21,7 +21,7 @@ from trivet.render.wire import INVALID_CALL
 from trivet.types import Message, Origin, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
-_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+_EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 _PROBE = Message("user", "Hello")
 
 

@@ -34,15 +34,20 @@ def get_renderer(
 ) -> Renderer:
     """The renderer for a tokenizer.
 
-    `kind`: `chatml` (ours), a family of the renderers library (`qwen3`, `llama-3`, `glm-4.5`, ...), or
-    `auto`: ours where its ids equal the official template's, else the family that the model's name belongs
-    to. `template_args` go to the chat template (`enable_thinking`, `date_string`). `system_prompt` is put
-    before conversations without a system message. Raises RenderError that says what does not fit.
+    `kind`: `chatml` (ours), a family of the renderers library (`qwen3`, `llama-3`, `glm-4.5`, ...),
+    `template` (any chat template, for examples only: it cannot sample), or `auto`: ours where its ids equal
+    the official template's, else the family that the model's name belongs to. `template_args` go to the chat
+    template (`enable_thinking`, `date_string`). `system_prompt` is put before conversations without a system
+    message. Raises RenderError that says what does not fit.
     """
     from trivet.render.chatml import ChatML
 
     if kind == "chatml":
         return ChatML(tokenizer, template_args, system_prompt)
+    if kind == "template":
+        from trivet.render.spans import TemplateSpans
+
+        return TemplateSpans(tokenizer, template_args, system_prompt)
     from trivet.render import families
 
     if kind != "auto":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from trivet.render.base import Rendered, Renderer, RenderError
-from trivet.types import Message, Trace, TraceError
+from trivet.types import Message, ToolCall, Trace, TraceError
 
 
 def _weight(message: Message, weight: float) -> float:
@@ -33,6 +34,31 @@ def _check_kept(renderer: Renderer, rendered: Rendered, messages: Sequence[Messa
                 )
 
 
+def _ending(renderer: Renderer, last: Message) -> int | None:
+    """The mark of the next turn, where that is what ends one (GLM's <|user|>, <|observation|>)."""
+    call = (ToolCall("add", {}, "call_0"),) if last.tool_calls else ()
+    follows = Message("tool", "3", tool_call_id="call_0") if call else Message("user", "Three.")
+    probe = [Message("user", "One."), Message("assistant", "Two.", tool_calls=call), follows]
+    ids_T = renderer.render(probe, tools=(), generate=False).ids_T
+    return next((i for i in reversed(ids_T.tolist()) if i in renderer.stop_ids), None)
+
+
+def _closed(renderer: Renderer, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+    """With the token that ends the last answer, where the template leaves it to the next turn: an answer that
+    never ends would teach the policy to go on for ever."""
+    last, ends = messages[-1], rendered.segments[-1]
+    if last.role != "assistant" or last.train == 0 or not ends.trained:
+        return rendered
+    if int(rendered.ids_T[-1]) in renderer.stop_ids:
+        return rendered
+    end = _ending(renderer, last)
+    if end is None:
+        return rendered
+    ids_T = np.append(rendered.ids_T, np.int32(end))
+    size = len(ids_T)
+    return Rendered(ids_T, (*rendered.segments, replace(ends, start=size - 1, stop=size)))
+
+
 def _nothing_trained(messages: Sequence[Message], weight: float) -> RenderError:
     roles = [m.role for m in messages]
     return RenderError(
@@ -52,7 +78,7 @@ def supervised_tokens(
 
     Raises RenderError.
     """
-    rendered = renderer.render(messages, tools=tools, generate=False)
+    rendered = _closed(renderer, renderer.render(messages, tools=tools, generate=False), messages)
     train_T = np.zeros(len(rendered.ids_T), np.float32)
     for segment in rendered.segments:
         if segment.trained:
@@ -76,7 +102,7 @@ def supervised_trace(
     ends the turn, never what the template puts around them. Raises RenderError where nothing would be trained
     and where something that should be trained does not appear in the rendered conversation.
     """
-    rendered = renderer.render(messages, tools=tools, generate=False)
+    rendered = _closed(renderer, renderer.render(messages, tools=tools, generate=False), messages)
     trace, node = Trace(), -1
     for segment in rendered.segments:
         train = _weight(messages[segment.message], weight) if segment.trained else 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +29,20 @@ def to_chat(message: Message) -> dict[str, Any]:
     return out
 
 
+def _arguments_as_text(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    out = copy.deepcopy(chat)
+    for message in out:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return out
+
+
+def _on(day: str, source: str) -> str:
+    """The template on a day that stands still."""
+    source = re.sub(r"\bstrftime_now\b", "fixed_day", source)
+    return f"{{%- macro fixed_day(format) -%}}{{{{- {json.dumps(day)} -}}}}{{%- endmacro -%}}{source}"
+
+
 class ChatTemplate:
     """`tokenizer.apply_chat_template` with fixed arguments and errors for people.
 
@@ -37,6 +53,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, args: Mapping[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
         self.args = dict(args or {})
+        day = self.args.pop("strftime_now", None)  # what templates call for today's date
         self.name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         source = getattr(tokenizer, "chat_template", None)
         if not source:
@@ -45,6 +62,8 @@ class ChatTemplate:
                 "tokenizer.chat_template (a ChatML template suits most base models) and save the tokenizer"
             )
         self.source: str = source if isinstance(source, str) else str(source.get("default", ""))
+        self._arguments_as_text = False  # some templates (DeepSeek's) take a call's arguments as JSON text
+        self._fixed = None if day is None else _on(str(day), self.source)
         self._check_args()
         self._check_date()
 
@@ -59,21 +78,20 @@ class ChatTemplate:
                 )
 
     def _check_date(self) -> None:
-        if "strftime_now" not in self.source:
+        if "strftime_now" not in self.source or self._fixed is not None:
             return
-        # The clock is replaced by two that stand still on different days.
-        source = re.sub(r"\bstrftime_now\b", "fixed_day", self.source)
         days = [
             self.text(
                 [Message("user", "a")],
-                chat_template=f"{{%- macro fixed_day(format) -%}}{day}{{%- endmacro -%}}{source}",
+                chat_template=_on(day, self.source),
             )
             for day in ("one day", "another day")
         ]
         if days[0] != days[1]:
             raise RenderError(
                 f"the chat template of {self.name} writes today's date, so the same conversation has other "
-                "ids tomorrow: pin it, e.g. template_args: {date_string: 26 Jul 2024}"
+                "ids tomorrow: pin it, e.g. template_args: {date_string: 26 Jul 2024} where the template "
+                "has such an argument, else {strftime_now: 26 Jul 2024}"
             )
 
     def text(
@@ -84,19 +102,27 @@ class ChatTemplate:
         **more: Any,
     ) -> str:
         """The conversation as text. Raises RenderError with the template's own complaint."""
-        try:
-            out = self.tokenizer.apply_chat_template(
-                [to_chat(m) for m in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=generate,
-                tokenize=False,
-                **{**self.args, **more},
-            )
-        except Exception as error:  # templates raise whatever their authors chose
-            raise RenderError(
-                f"the chat template of {self.name} refuses this conversation: {error}"
-            ) from error
-        return str(out)
+        chat = [to_chat(m) for m in messages]
+        fixed = {} if self._fixed is None else {"chat_template": self._fixed}
+        calls = any(m.tool_calls for m in messages)
+        failure: Exception | None = None
+        for as_text in [self._arguments_as_text] if not calls or self._arguments_as_text else [False, True]:
+            try:
+                out = self.tokenizer.apply_chat_template(
+                    _arguments_as_text(chat) if as_text else chat,
+                    tools=[dict(tool) for tool in tools] or None,
+                    add_generation_prompt=generate,
+                    tokenize=False,
+                    **{**self.args, **fixed, **more},
+                )
+            except Exception as error:  # templates raise whatever their authors chose
+                failure = failure or error
+                continue
+            self._arguments_as_text = as_text
+            return str(out)
+        raise RenderError(
+            f"the chat template of {self.name} refuses this conversation: {failure}"
+        ) from failure
 
     def ids(
         self,
