@@ -160,7 +160,7 @@ def made(row: Mapping[str, Any]) -> list[str]:
         f"**{good}**" if "\n" not in good else good.replace("*", ""),
         plain,
         plain.replace(". ", ".\n\n"),
-        "# Title\n\nHi:\n\n1. First, **bold** point.\n2. Second one.\n\n- a\n- b\n* c\n\nP.S. That's all!",
+        "# Title\n\nHi:\n\n1. One, **bold** point.\n2. Second one.\n\n- a\n- b\n* c\n\nP.S. That's all!",
         'Dr. Smith paid $3.50 at 5 p.m. today... Really? Yes! He said "go away." He left, e.g. by bus',
         '```json\n{"answer": [1, 2, "three"]}\n```',
         "My answer is yes.\n******\nMy answer is no.",

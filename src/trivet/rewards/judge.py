@@ -246,11 +246,11 @@ class Judge:
 
     `generate(messages, seed=...)` gives the model's reply (text, or a `ChatReply`): a `ChatAPI`, or any
     coroutine function, such as one that asks an engine pool. `question` is what is to be judged, `template`
-    all that is sent (with $conversation, $answer, $question, $verdict, $fence, $reference). `verdict` says how a
-    reply is read. `votes` replies are asked for; fewer readable ones than a majority, or a smaller share of
-    them agreeing than `agreement`, is no verdict. A reply without a verdict is asked for again, `rereads` times.
-    `deadline_s` bounds one question, all its votes and pauses. `prices`: money per million tokens read and
-    written.
+    all that is sent ($conversation, $answer, $question, $verdict, $fence, $reference). `verdict` says how
+    a reply is read. `votes` replies are asked for; fewer readable ones than a majority, or a smaller share of
+    them agreeing than `agreement`, is no verdict. A reply without a verdict is asked for again, `rereads`
+    times. `deadline_s` bounds one question, all its votes and pauses. `prices`: money per million tokens read
+    and written.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Rubric:
 
     @classmethod
     def from_data(cls, data: Any, *, prompt: str | None = None) -> Rubric:
-        """A list of {"name", "check": an instruction or a constraint | "judge": a question, "required": true}.
+        """A list of {"name", "check": instruction or constraint | "judge": a question, "required": true}.
 
         Raises RubricError naming the criterion.
         """
@@ -63,11 +63,12 @@ class Rubric:
         return any(one.check is None for one in self.criteria)
 
     async def score(self, messages: Sequence[Message], answer: str, *, judge: Judge | None = None) -> Reward:
-        """1 when every required criterion holds, 0 when one does not, Unscored when the judge cannot say of one
-        and no other fails. A judge's verdict holds from a half of its scale on. Never raises but on cancellation.
+        """1 when every required criterion holds, 0 when one does not, Unscored when the judge cannot say of
+        one and no other fails. A judge's verdict holds from a half of its scale on. Never raises but on
+        cancellation.
 
-        Parts: each criterion's name (1 or 0, absent where unknown), and `held`, the share of required ones that
-        hold, where all are known. Criteria for the judge are not asked once a required check has failed.
+        Parts: each criterion's name (1 or 0, absent where unknown), and `held`, the share of required ones
+        that hold, where all are known. The judge is not asked once a required check has failed.
         """
         if self.judged and judge is None:
             return Unscored("no_judge", "the rubric has criteria for a judge, and there is none")

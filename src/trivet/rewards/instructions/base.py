@@ -138,7 +138,7 @@ def make(name: Any, given: Mapping[str, Any] | None = None, *, prompt: str | Non
 
     Raises InstructionError: unknown or unsupported id, unknown parameter, one missing or amiss.
     """
-    if name in UNSUPPORTED:
+    if isinstance(name, str) and name in UNSUPPORTED:
         raise InstructionError(f"instruction {name!r} is not judged: {UNSUPPORTED[name]}")
     if not isinstance(name, str) or name not in KINDS:
         near = difflib.get_close_matches(str(name), KINDS, 1, 0.5)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 
 def listed(text: str) -> tuple[str, ...]:
     """The words of a text, or, where it has commas, what stands between them."""
-    return tuple(one.strip() for one in text.split(",")) if "," in text else tuple(text.split())
+    return tuple(" ".join(one.split()) for one in text.split(",")) if "," in text else tuple(text.split())
 
 
 _WORD = re.compile(r"\w+")
@@ -46,7 +47,8 @@ def count_word(text: str, word: str) -> int:
     return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
-def ends(text: str) -> list[tuple[int, int]]:
+@lru_cache(maxsize=16)  # several instructions of one answer ask
+def ends(text: str) -> tuple[tuple[int, int], ...]:
     """(begin, end) of the marks that end a sentence: . ! ? before a blank or the end (not after a known
     abbreviation, an initial, or the number of a list's line; "..." only before a capital), and those of
     scripts that set no blank."""
@@ -59,7 +61,7 @@ def ends(text: str) -> list[tuple[int, int]]:
         elif (marks.startswith("..") or marks[0] == "\u2026") and _small(text, match.end()):
             continue
         out.append(match.span())
-    return out
+    return tuple(out)
 
 
 def _abbreviated(text: str, dot: int) -> bool:
@@ -83,14 +85,15 @@ def _small(text: str, place: int) -> bool:
     return rest[:1].islower()
 
 
-def sentences(text: str) -> list[str]:
+@lru_cache(maxsize=16)
+def sentences(text: str) -> tuple[str, ...]:
     """The sentences, with their end marks. What has no letter or digit is none."""
     out, begin = [], 0
     for _, end in ends(text):
         out.append(text[begin:end].strip())
         begin = end
     out.append(text[begin:].strip())
-    return [one for one in out if _WORD.search(one)]
+    return tuple(one for one in out if _WORD.search(one))
 
 
 def lines(text: str) -> list[str]:
