@@ -19,7 +19,10 @@ _Class = TypeVar("_Class", bound=Callable[..., Any])
 _BUILT_IN = {
     "math": "trivet.envs.math",
     "callable": "trivet.envs.callable",
+    "chat": "trivet.envs.chat",
     "instruct": "trivet.envs.instruct",
+    "puzzle": "trivet.envs.puzzle",
+    "qa": "trivet.envs.qa",
     "reward_model": "trivet.envs.reward_model",
 }
 _REGISTERED: dict[str, Callable[..., Any]] = {}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trivet.data.shapes import plain_message
-from trivet.tasks.base import TasksetError, nearest
 from trivet.types import Message, SchemaError
 
 Row = Mapping[str, Any]
@@ -124,12 +123,3 @@ def message(value: Any) -> Message:
             raise SchemaError("a message holds media")
         content = "\n".join(str(part.get("text", "")) for part in content)
     return Message.from_dict({"role": given.get("role"), "content": content})
-
-
-def choose(layouts: Sequence[Layout], name: str) -> Layout:
-    """The layout of this name. Raises TasksetError."""
-    for layout in layouts:
-        if layout.name == name:
-            return layout
-    known = [layout.name for layout in layouts]
-    raise TasksetError(f"no layout {name!r}{nearest(name, known)} (known: {', '.join(known)})")

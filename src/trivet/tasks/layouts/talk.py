@@ -277,13 +277,16 @@ def _hh(row: Row) -> Made:
 
 
 def _conversation_pair(row: Row) -> Made:
-    opening = conversation(row.get("conversations"))
+    chosen, rejected = (_answer(row.get(side)) for side in ("chosen", "rejected"))
+    return _pair(conversation(row.get("conversations")), chosen, rejected, 0)
+
+
+def _answer(value: Any) -> Any:
+    """One side: text, or a message with it."""
     try:
-        sides = [row.get(side) for side in ("chosen", "rejected")]
-        texts = [message(one).text if isinstance(one, Mapping) else one for one in sides]
+        return message(value).text if isinstance(value, Mapping) else value
     except SchemaError as error:
         raise Dropped("bad_messages") from error
-    return _pair(opening, *texts, 0)
 
 
 LAYOUTS = (
