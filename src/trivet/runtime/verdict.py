@@ -13,8 +13,8 @@ WINDOW = 16
 LEAST = 8
 SPIKE_SIGMA = 6.0
 """A loss is a spike when it lies above the median of those before it by more than so many deviations and by
-more than `SPIKE_SHARE` of it. The deviation is that of a step's noise, from the differences of neighbours among
-all steps before it, so that a falling loss has no more of it than a level one."""
+more than `SPIKE_SHARE` of it. The deviation is that of a step's noise, from the differences of neighbours
+among all steps before it, so that a falling loss has no more of it than a level one."""
 SPIKE_SHARE = 0.1
 SPIKE_NORM = 5.0
 """A gradient norm is a spike when it is more than so many times the median of those before it."""
