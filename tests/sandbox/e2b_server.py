@@ -80,7 +80,7 @@ class Programs(process_connect.Process):
             for begin in range(0, len(data), 1 << 16):
                 chunk = data[begin : begin + (1 << 16)]
                 yield _event("data", process_pb.ProcessEvent.DataEvent(output=Oneof(name, chunk)))
-        exited = result.cause in ("ok", "exit")
+        exited = result.cause in ("ok", "exit", "killed")  # the shell's own 128 + signal is an exit code
         code = result.exit_code if exited else -1
         yield _event(
             "end", process_pb.ProcessEvent.EndEvent(exit_code=code, exited=exited, status=result.cause)
@@ -128,7 +128,10 @@ class E2BServer:
             self.refuse -= 1
             status, reply = 500, {"code": 500, "message": "no room"}
         else:
-            status, reply = await self._control(scope["method"], path, query, body)
+            try:
+                status, reply = await self._control(scope["method"], path, query, body)
+            except SandboxError as error:
+                status, reply = 500, {"code": 500, "message": str(error)}
         await _answer(send, status, reply)
 
     async def _data(

@@ -18,6 +18,8 @@ pytest.importorskip("uvicorn", reason="the test server needs uvicorn")
 
 from tests.sandbox.e2b_server import KEY, E2BServer
 
+pytestmark = pytest.mark.usefixtures("walls")
+
 _SHORT = Limits(wall_s=5.0, output_bytes=4096)
 
 

@@ -32,9 +32,9 @@ from trivet.sandbox.base import (
     Tag,
     Template,
 )
+from trivet.sandbox.client import owner_name
+from trivet.sandbox.remote import alive, kill_script, new_mark, program_script, verdict
 
-_MARK = "TRIVET_EXEC"
-_SIGXCPU = 128 + 24
 _CAPABILITIES = Capabilities(
     network=True,
     snapshots=True,
@@ -42,28 +42,6 @@ _CAPABILITIES = Capabilities(
     memory_limit="none",
     walls=frozenset({"virtual machine or container of the server"}),
 )
-
-# Limits are only ever lowered. The shell's own notices ("Killed") must not mix with the program's stderr, so
-# the shell's stderr is closed while descriptor 3 carries the program's.
-_WRAPPER = """
-lower() {{ now=$(ulimit -H $1); if [ "$now" = unlimited ] || [ "$now" -gt "$2" ]; then ulimit $1 "$2"; fi; }}
-{limits}
-{stdin}
-{{ {command} 2>&3 3>&-; }} 3>&2 2>/dev/null
-exit $?
-"""
-# Everything that carries the mark in its environment, again and again while something is found.
-_KILL_MARKED = """
-for round in 1 2 3 4 5 6 7 8 9 10; do
-  found=
-  for file in /proc/[0-9]*/environ; do
-    if grep -qz '^{mark}$' "$file" 2>/dev/null; then
-      pid=${{file#/proc/}}; kill -9 "${{pid%/environ}}" 2>/dev/null && found=1
-    fi
-  done
-  [ -n "$found" ] || break
-done
-"""
 
 
 @contextlib.contextmanager
@@ -166,13 +144,12 @@ class E2BSandbox:
             raise ValueError("exec needs at least the program's name")
         limits = limits or self._limits
         wall = limits.wall_s if timeout is None else timeout
-        mark = f"{_MARK}={secrets.token_hex(8)}"
+        mark = new_mark()
         source = await self._stdin(stdin)
-        script = _script(argv, limits, source)
+        script = program_script(argv, limits, source)
         full = asyncio.Event()
         out, err = _Capped(limits.output_bytes, full), _Capped(limits.output_bytes, full)
-        name, _, value = mark.partition("=")
-        settings = {**self._env, **(env or {}), name: value}
+        settings = {**self._env, **(env or {}), mark[0]: mark[1]}
         begin = time.perf_counter()
         handle = None
         try:
@@ -214,18 +191,18 @@ class E2BSandbox:
                 return "output", 137
             if not ended.done():
                 return "timeout", 137
-            return _verdict(await _exit_code(ended, f"a program in sandbox {self.id}"))
+            return verdict(await _exit_code(ended, f"a program in sandbox {self.id}"))
         finally:
             for task in (ended, flooded):
                 task.cancel()
                 with contextlib.suppress(BaseException):  # cancelled, or its failure is known already
                     await task
 
-    async def _kill_marked(self, mark: str, handle: Any) -> None:
-        """End what carries the mark. What strips its environment to escape this ends with the sandbox."""
+    async def _kill_marked(self, mark: tuple[str, str], handle: Any) -> None:
+        """End what carries the mark; see `kill_script`."""
         if self._closed:
             return
-        script = _KILL_MARKED.format(mark=mark)
+        script = kill_script(mark)
         limit = self._backend.request_timeout_s
         with contextlib.suppress(SandboxError), _translated("killing a program"):
             await self._remote.commands.run(script, timeout=limit, request_timeout=limit)
@@ -333,19 +310,6 @@ class E2BSandbox:
         await asyncio.shield(self.close())
 
 
-def _script(argv: list[str], limits: Limits, source: str) -> str:
-    bounds = [
-        f"lower -t {limits.cpu_s}",
-        f"lower -v {limits.memory_mb << 10}",
-        f"lower -u {limits.processes}",
-        f"lower -n {limits.files}",
-        f"lower -f {limits.file_mb << 10}",
-        "lower -c 0",
-    ]
-    stdin = f"exec < {source}" + ("" if source == "/dev/null" else f"; rm -f {source}")
-    return _WRAPPER.format(limits="\n".join(bounds), stdin=stdin, command=shlex.join(argv))
-
-
 async def _exit_code(ended: asyncio.Future[Any], what: str) -> int:
     e2b = _sdk()
     with _translated(what):
@@ -353,16 +317,6 @@ async def _exit_code(ended: asyncio.Future[Any], what: str) -> int:
             return int((await ended).exit_code)
         except e2b.CommandExitException as error:
             return int(error.exit_code)
-
-
-def _verdict(code: int) -> tuple[Cause, int]:
-    if code == 0:
-        return "ok", 0
-    if code == _SIGXCPU:
-        return "timeout", code
-    if code < 0 or code > 128:  # a server that reports the shell's own death gives -1
-        return "killed", code if code > 0 else 137
-    return "exit", code
 
 
 class E2B:
@@ -432,7 +386,7 @@ class E2B:
                 metadata={
                     "trivet": self.tag.label,
                     "trivet_host": socket.gethostname(),
-                    "trivet_owner": _owner(),
+                    "trivet_owner": owner_name(os.getpid()),
                 },
                 allow_internet_access=network == "host",
                 **self._options,
@@ -452,7 +406,7 @@ class E2B:
             pages = e2b.AsyncSandbox.list(query=query, **self._options)
             while pages.has_next:
                 for info in await pages.next_items():
-                    if not _alive(info.metadata.get("trivet_owner", "")):
+                    if not alive(info.metadata.get("trivet_owner", "")):
                         killed += await e2b.AsyncSandbox.kill(info.sandbox_id, **self._options)
         return killed
 
@@ -468,20 +422,3 @@ class E2B:
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.shield(self.close())
-
-
-def _owner() -> str:
-    """This process, told apart from a later one of the same number by its start time."""
-    return f"{os.getpid()}:{_started(os.getpid())}"
-
-
-def _started(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _alive(owner: str) -> bool:
-    pid, _, started = owner.partition(":")
-    return pid.isdigit() and bool(started) and _started(int(pid)) == started
