@@ -128,7 +128,7 @@ def _examples(
     _begin(work, out, mark, say)
     for label, forms in forms_of(data, jobs).items():
         say(f"{label}: {', '.join(f'{n} file(s) {form}' for form, n in forms.items())}")
-    tally, report = _prepare(data, setup, jobs, work, progress)
+    tally, report = _prepare(data, setup, preparer, jobs, work, progress)
     names = [job.name for job in jobs]
     columns = load_columns([work / f"{name}.parquet" for name in names])
     keep_N, copies = distinct(data, work, names, columns)
@@ -285,7 +285,7 @@ def _prepare_one(preparer: Preparer, given: tuple[Job, str]) -> None:
 
 
 def _prepare(
-    data: Data, setup: Setup, jobs: list[Job], work: Path, progress: Progress
+    data: Data, setup: Setup, preparer: Preparer, jobs: list[Job], work: Path, progress: Progress
 ) -> tuple[Tally, ScreenReport]:
     from os import cpu_count
 
@@ -294,10 +294,9 @@ def _prepare(
     results = {name: json.loads((work / f"{name}.json").read_text()) for name in sorted(done)}
     tally = added(_tally(one) for one in results.values())
     progress("preparing", len(done), len(jobs))
-    workers = data.workers or cpu_count() or 1
-    for (job, _), _none in run_jobs(
-        todo, _prepare_one, Setup.preparer, (setup,), workers=workers, what="preparing"
-    ):
+    workers = min(data.workers or cpu_count() or 1, len(todo))
+    make, given = (Setup.preparer, (setup,)) if workers > 1 else (lambda own: own, (preparer,))
+    for (job, _), _none in run_jobs(todo, _prepare_one, make, given, workers=workers, what="preparing"):
         results[job.name] = one = json.loads((work / f"{job.name}.json").read_text())
         tally = added([tally, _tally(one)])
         progress("preparing", len(results), len(jobs))
@@ -348,6 +347,15 @@ def _keep_rows(_state: None, given: tuple[str, str, np.ndarray]) -> None:
     import pyarrow.parquet as pq
 
     source, target, kept_N = given
+    if kept_N.all():
+        link = Path(target).with_name(f".{Path(target).name}.link")
+        link.unlink(missing_ok=True)
+        try:
+            link.hardlink_to(source)
+        except OSError:  # a file system without links
+            shutil.copyfile(source, link)
+        link.rename(target)
+        return
     partial = Path(target).with_name(f".{Path(target).name}.partial")
     start = 0
     with (

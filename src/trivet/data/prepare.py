@@ -17,9 +17,9 @@ from trivet.data.normalise import normalise
 from trivet.data.read import BadRow, Piece, Row, read
 from trivet.data.record import Drop, Record, RecordDropped
 from trivet.data.render import SourceRenderer, Tokens, source_renderers
-from trivet.data.screen.chain import Screen, screen_records
+from trivet.data.screen.chain import BATCH_CHARACTERS, Screen
 from trivet.data.screen.dedup import DedupOptions, Sketches, exact_key, sketch
-from trivet.data.screen.documents import document_of_record
+from trivet.data.screen.documents import Document, document_of_record
 from trivet.data.screen.report import ScreenReport
 from trivet.data.shards import example_schema, write_json, write_shard
 from trivet.data.tally import SourceTally
@@ -28,6 +28,7 @@ from trivet.recipe.data import Data, Source
 
 _RECORD = ["id", "source", "category", "place", "part", "done", "messages", "tools", "rejected", "weight"]
 
+_BATCH_RECORDS = 1024
 UNREADABLE = frozenset({"unknown_format", "not_an_object", "bad_mapping"})
 """Causes of `normalise` that say a row is of no known form: they count as bad, like broken JSON."""
 
@@ -80,9 +81,7 @@ class Preparer:
         review = folder / f"{job.name}.review.jsonl"
         review.unlink(missing_ok=True)
         report = ScreenReport()
-        records = self._records(job, source, tally)
-        if self.screen is not None:
-            records = screen_records(records, self.screen, report, review)
+        records = self._screened(self._records(job, source, tally), report, review)
         rows = self._rows(self._kept(records, tally), source, tally)
         write_shard(folder / f"{job.name}.parquet", rows, example_schema())
         if (near := near_options(self.data)) is not None:
@@ -122,10 +121,7 @@ class Preparer:
             repairs=source.repairs or None,
         )
         record.category, record.weight = source.category, record.weight * source.weight
-        supervise = source.supervise or self.data.supervise
-        parts = split_rounds(record, supervise=supervise) if self.data.rounds else [record]
-        if len(parts) > 1 and self._merges.get(source.label, False):
-            parts = merge_prefixes(parts, adds_empty_think=False)
+        parts = self._parts(record, source)
         out: list[Record | Drop] = []
         for part in parts:
             try:
@@ -137,7 +133,54 @@ class Preparer:
             out.append(valid)
         return out
 
-    def _kept(self, records: Iterable[Record | Drop], tally: SourceTally) -> Iterator[Record]:
+    def _parts(self, record: Record, source: Source) -> list[Record]:
+        """One record for each completed response, merged where the template allows it."""
+        supervise = source.supervise or self.data.supervise
+        if not self.data.rounds:
+            return [record]
+        merges = self._merges.get(source.label, self.data.merge)
+        if merges and supervise == "all" and one_example(record):
+            return [record]
+        parts = split_rounds(record, supervise=supervise)
+        return merge_prefixes(parts, adds_empty_think=False) if merges and len(parts) > 1 else parts
+
+    def _screened(
+        self, records: Iterable[Record | Drop], report: ScreenReport, review: Path
+    ) -> Iterator[tuple[Record, Document] | Drop]:
+        """Every record with its texts; what holds a benchmark's item as a drop."""
+        held: list[Record | Drop] = []
+        size = 0
+        for record in records:
+            held.append(record)
+            if isinstance(record, Record):
+                size += sum(len(message.content) for message in record.messages)
+            if size >= BATCH_CHARACTERS or len(held) >= _BATCH_RECORDS:
+                yield from self._check(held, report, review)
+                held, size = [], 0
+        yield from self._check(held, report, review)
+
+    def _check(
+        self, held: list[Record | Drop], report: ScreenReport, review: Path
+    ) -> Iterator[tuple[Record, Document] | Drop]:
+        documents = [document_of_record(record) for record in held if isinstance(record, Record)]
+        outcomes = iter(())
+        if self.screen is not None:
+            outcomes = iter(list(self.screen.run(documents, report, review)))
+        texts = iter(documents)
+        for record in held:
+            if isinstance(record, Drop):
+                yield record
+                continue
+            document, outcome = next(texts), next(outcomes, None)
+            if outcome is None or outcome.fate == "keep":
+                yield record, document
+            else:
+                cause = "contaminated" if outcome.fate == "drop" else "contamination_review"
+                yield Drop(cause, record.place, record.source, outcome.why())
+
+    def _kept(
+        self, records: Iterable[tuple[Record, Document] | Drop], tally: SourceTally
+    ) -> Iterator[tuple[Record, Document]]:
         for record in records:
             if isinstance(record, Drop):
                 tally.dropped[record.cause] += 1
@@ -146,10 +189,10 @@ class Preparer:
                 yield record
 
     def _rows(
-        self, records: Iterable[Record], source: Source, tally: SourceTally
+        self, records: Iterable[tuple[Record, Document]], source: Source, tally: SourceTally
     ) -> Iterator[dict[str, Any]]:
         renderer = self.renderers.get(source.label)
-        for n, record in enumerate(records):
+        for n, (record, document) in enumerate(records):
             tokens = None
             if renderer is not None:
                 try:
@@ -160,11 +203,11 @@ class Preparer:
                     continue
             tally.examples += 1
             tally.done.update(record.done)
-            yield example_row(record, tokens, self._exact(record))
+            yield example_row(record, tokens, self._exact(document))
 
-    def _exact(self, record: Record) -> bytes | None:
+    def _exact(self, document: Document) -> bytes | None:
         of = self.data.deduplicate.exact if self.data.deduplicate is not None else "off"
-        return None if of == "off" else exact_key(document_of_record(record), DedupOptions(of=of))
+        return None if of == "off" else exact_key(document, DedupOptions(of=of))
 
 
 def near_options(data: Data) -> DedupOptions | None:
@@ -184,6 +227,17 @@ def sketch_shard(path: Path, options: DedupOptions) -> Sketches:
     return Sketches.join(parts)
 
 
+def one_example(record: Record) -> bool:
+    """Splitting into rounds and merging them again would give the record itself: it ends with an answer,
+    trains all of its answers, and has no thoughts to strip."""
+    messages = record.messages
+    return (
+        bool(messages)
+        and messages[-1].role == "assistant"
+        and all(m.reasoning is None and m.train is None for m in messages if m.role == "assistant")
+    )
+
+
 def number_of(place: str) -> int:
     """The number of the row in its file, counted from 1."""
     if place.endswith("]"):
@@ -192,9 +246,8 @@ def number_of(place: str) -> int:
     return int(tail) if tail.isdigit() else 1
 
 
-def _json(value: Any) -> str:
-    """Keys as they stand: their order is part of what a template writes."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# Keys as they stand: their order is part of what a template writes.
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def example_row(record: Record, tokens: Tokens | None, exact: bytes | None = None) -> dict[str, Any]:

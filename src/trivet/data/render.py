@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from trivet.data.interleave import probe_empty_think
 from trivet.data.record import Record, RecordDropped
 from trivet.render import Renderer, RenderError, get_renderer, load_tokenizer, supervised_tokens
 from trivet.render.template import ChatTemplate
-from trivet.types import Message, SchemaError
+from trivet.types import Message, SchemaError, content_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,10 @@ class Tokens:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """16 hexadecimal digits: of what turns text into ids; templates aside."""
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]
+    """16 hexadecimal digits: of what turns text into ids; templates, padding and truncation aside."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state |= {"padding": None, "truncation": None}
+    return content_hash(state)
 
 
 def _renderer(tokenizer: Any, kind: str, template_args: Mapping[str, Any] | None) -> Renderer:

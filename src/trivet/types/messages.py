@@ -120,9 +120,13 @@ class Message:
                 f"{self.role} message: content must be text or a tuple of parts, got "
                 f'{type(self.content).__name__}; write "" for empty content'
             )
-        for key in ("reasoning", "tool_call_id", "name"):
-            if getattr(self, key) is not None:
-                _check_text(f"{self.role} message: {key}", getattr(self, key))
+        for key, value in (
+            ("reasoning", self.reasoning),
+            ("tool_call_id", self.tool_call_id),
+            ("name", self.name),
+        ):
+            if value is not None and not isinstance(value, str):
+                _check_text(f"{self.role} message: {key}", value)
         if self.train is not None and not (
             isinstance(self.train, int | float) and 0 <= self.train < math.inf
         ):
@@ -150,9 +154,14 @@ class Message:
         }
         if self.tool_calls:
             out["tool_calls"] = [call.to_dict() for call in self.tool_calls]
-        for key in ("reasoning", "tool_call_id", "name", "train"):
-            if getattr(self, key) is not None:
-                out[key] = getattr(self, key)
+        if self.reasoning is not None:
+            out["reasoning"] = self.reasoning
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            out["name"] = self.name
+        if self.train is not None:
+            out["train"] = self.train
         return out
 
     @classmethod
