@@ -9,7 +9,18 @@ from typing import Protocol, Self
 
 from trivet.agents import Attempt, Policy
 from trivet.render import supervised_trace
-from trivet.types import Message, Pending, Reward, Rollout, Scored, Task, Termination, Unscored
+from trivet.types import (
+    Group,
+    Message,
+    Pending,
+    Reward,
+    Rollout,
+    Scored,
+    Task,
+    Termination,
+    Trace,
+    Unscored,
+)
 
 DEMONSTRATION = 1_000_000  # the attempt's number of a group's worked answer: after all that are played
 NOT_SCORED = Unscored("not_scored", "the environment has not scored it yet")
@@ -20,6 +31,9 @@ class Environment(Protocol):
 
     An environment owns its resources through its context manager, is shared by all attempts at once, and
     never sees the trainer. Infrastructure errors propagate out of `rollout`: the caller retries.
+
+    One that compares the members of a group also has `async def score_group(self, group: Group) -> None`,
+    which sets their rewards; see `judge_group`.
     """
 
     async def rollout(self, task: Task, policy: Policy, attempt: Attempt) -> list[Rollout]: ...
@@ -27,6 +41,30 @@ class Environment(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc: object) -> None: ...
+
+
+async def judge_group(env: Environment, group: Group, limit_s: float = 600.0) -> None:
+    """Have the environment score a finished group as a whole, where it does that. Never raises but on
+    cancellation: what fails leaves the group's rollouts unscored."""
+    score_group = getattr(env, "score_group", None)
+    if score_group is None:
+        return
+    name = type(env).__name__
+    lost: Unscored | None = None
+    try:
+        async with asyncio.timeout(limit_s) as timer:
+            await score_group(group)
+    except Exception as error:  # a user's code: whatever it raises must not become a 0 or end the run
+        if isinstance(error, TimeoutError) and timer.expired():
+            lost = Unscored("verifier_timeout", f"{name}.score_group took over {limit_s:g} s")
+        else:
+            lost = Unscored("verifier_crashed", f"{name}.score_group raised {type(error).__name__}: {error}")
+    for rollout in group.rollouts:
+        if lost is not None:
+            rollout.reward = lost
+        elif not isinstance(rollout.reward, Scored | Unscored | Pending):
+            kind = type(rollout.reward).__name__
+            rollout.reward = Unscored("verifier_invalid", f"{name}.score_group left {kind} as a reward")
 
 
 class SingleTurn(ABC):
@@ -81,6 +119,14 @@ class SingleTurn(ABC):
             messages=messages,
         )
         rollout.reward = await self._judge(task, messages[-1], rollout)
+        return rollout
+
+    async def verdict(
+        self, task: Task, message: Message, termination: Termination = Termination.FINISHED
+    ) -> Rollout:
+        """An answer that was written elsewhere, judged as if it had been played; without tokens."""
+        rollout = Rollout(task, Trace(), NOT_SCORED, termination, messages=[*task.messages, message])
+        rollout.reward = await self._judge(task, message, rollout)
         return rollout
 
     async def _judge(self, task: Task, message: Message, rollout: Rollout) -> Reward:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from trivet.agents import Attempt, Policy
 from trivet.buffer import StageLedger
-from trivet.envs import Environment
+from trivet.envs import Environment, judge_group
 from trivet.explorer.filters import reject, solve_histogram
 from trivet.explorer.metrics import unscored_causes
 from trivet.explorer.play import Played, Warn, play
@@ -199,6 +199,8 @@ class Explorer:
             for n, rollout in enumerate(rollouts):
                 rollout.id = f"{attempts[key][0].group}#{n}"
             out.append((Group(attempts[key][0].group, key, rollouts), sum(p.tries for p in played)))
+        envs = [self.games[key.task_id].env for key in keys]
+        await asyncio.gather(*(judge_group(env, group) for env, (group, _) in zip(envs, out, strict=True)))
         return out
 
     def _attempts(self, key: IssueKey, order: int) -> list[Attempt]:
