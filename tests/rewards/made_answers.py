@@ -148,7 +148,7 @@ def _arranged(sentences: list[str], want: dict[str, dict[str, Any]]) -> str:
 
 
 def made(row: Mapping[str, Any]) -> list[str]:
-    """Answers of every sort: one that keeps to the row's instructions, broken ones, others of another form."""
+    """Answers of every sort: one that keeps to the row's instructions, broken ones, other forms."""
     good = keeping(row)
     plain = " ".join(SENTENCES)
     return [

@@ -5,6 +5,7 @@ Everything here is pure and bounded: of an answer over `max_answer` letters only
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -141,6 +142,8 @@ class TextVerifier:
             raise TextError(
                 f"relative {relative} must be in [0, 1) and absolute {absolute} finite, 0 or more"
             )
+        if match == "fuzzy" and importlib.util.find_spec("rapidfuzz") is None:
+            raise TextError("match 'fuzzy' needs the package rapidfuzz: pip install rapidfuzz")
         self.match: Match = match
         self.read: Read = read
         self.threshold = threshold
