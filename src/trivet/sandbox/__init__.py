@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     )
     from trivet.sandbox.bubblewrap import Bubblewrap
     from trivet.sandbox.client import reap, shut_down
+    from trivet.sandbox.zygotes import ChannelClosed, Program, ZygotePool
 
 __all__ = [
     "Backend",
     "Bubblewrap",
     "Capabilities",
+    "ChannelClosed",
     "ExecResult",
     "Limits",
     "PathError",
+    "Program",
     "Sandbox",
     "SandboxError",
     "Tag",
     "Template",
+    "ZygotePool",
     "reap",
     "shut_down",
 ]
 
-_BASE = {
-    "Backend",
-    "Capabilities",
-    "ExecResult",
-    "Limits",
-    "PathError",
-    "Sandbox",
-    "SandboxError",
-    "Tag",
-    "Template",
+# Where those live that are not in `base`.
+_HOME = {
+    "Bubblewrap": "bubblewrap",
+    "ChannelClosed": "zygotes",
+    "Program": "zygotes",
+    "ZygotePool": "zygotes",
+    "reap": "client",
+    "shut_down": "client",
 }
-_HOME = {"Bubblewrap": "bubblewrap", "reap": "client", "shut_down": "client"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "base" if name in _BASE else _HOME[name]
-    return getattr(importlib.import_module(f"trivet.sandbox.{home}"), name)
+    return getattr(importlib.import_module(f"trivet.sandbox.{_HOME.get(name, 'base')}"), name)

@@ -8,6 +8,7 @@ together by hand, because bwrap's own needs a second user namespace that command
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -16,8 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from trivet.sandbox import archive
 from trivet.sandbox.base import Capabilities, ExecResult, Limits, PathError, SandboxError, Tag, Template
-from trivet.sandbox.client import ONE_THREAD, Client, client, hostname, served
+from trivet.sandbox.client import ONE_THREAD, Client, Scope, client, hostname, served
 from trivet.sandbox.inside import seccomp
 from trivet.sandbox.running import Running, close_all, pipes
 
@@ -55,9 +57,16 @@ def interpreter() -> tuple[Path, Path]:
 
 def environment(extra: dict[str, str] | None) -> dict[str, str]:
     """A program's environment: nothing of this process's own."""
-    own = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
-    own["PATH"] = f"{interpreter()[0].parent}:{own['PATH']}"
-    return {**own, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **ONE_THREAD, **(extra or {})}
+    own = {
+        "PATH": f"{interpreter()[0].parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": WORK,
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MALLOC_ARENA_MAX": "2",  # each further one takes 64 MiB of a program's address space
+    }
+    return {**own, **ONE_THREAD, **(extra or {})}
 
 
 class Walls:
@@ -171,8 +180,8 @@ class Bubblewrap:
         """A new sandbox. SandboxError when it cannot be had."""
         template, limits = template or Template(), limits or Limits()
 
-        def work(running: list[Running]) -> BubblewrapSandbox:
-            return self._start(template, env or {}, limits, network == "host", running)
+        def work(scope: Scope) -> BubblewrapSandbox:
+            return self._start(template, env or {}, limits, network == "host", scope)
 
         sandbox = await served(work)
         self._live.add(sandbox)
@@ -186,7 +195,7 @@ class Bubblewrap:
         return sandbox
 
     def _start(
-        self, template: Template, env: dict[str, str], limits: Limits, network: bool, running: list[Running]
+        self, template: Template, env: dict[str, str], limits: Limits, network: bool, scope: Scope
     ) -> BubblewrapSandbox:
         keeper = client()
         walls = Walls(keeper, template, limits, network, self.tag)
@@ -200,7 +209,7 @@ class Bubblewrap:
         finally:
             close_all([*theirs, *walls.fds])
         job = Running(line, ours, b"", 1 << 16, self.tag.lifetime_s)
-        running.append(job)
+        scope.add(job)
         try:
             init = job.first_event("ready", START_S)["init"]
             job.first_output(b"ready\n", START_S)
@@ -252,15 +261,17 @@ class BubblewrapSandbox:
 
     async def upload_dir(self, source: Path, target: str) -> None:
         """Copy a folder of this machine into the sandbox."""
-        await self._file({"do": "unpack", "path": target}, _packed(source), 1 << 16)
+        buffer = io.BytesIO()
+        await served(lambda _: archive.pack(source, buffer))
+        await self._file({"do": "unpack", "path": target}, buffer.getvalue(), 1 << 16)
 
     async def download_dir(self, source: str, target: Path, limit_bytes: int = 256 << 20) -> None:
         """Copy a folder of the sandbox to this machine; links that lead out of it are refused."""
         data = await self._file({"do": "pack", "path": source}, b"", limit_bytes)
-        _unpacked(data, target)
+        await served(lambda _: archive.unpack(io.BytesIO(data), target, limit_bytes))
 
     async def snapshot(self) -> str:
-        """The work folder as it is now; `Template(snapshot=...)` starts from it, in this process's lifetime."""
+        """The work folder as it is now, for `Template(snapshot=...)`; kept while this process lives."""
         data = await self._file({"do": "pack", "path": WORK}, b"", 1 << 30)
         handle, path = tempfile.mkstemp(prefix="snapshot-", dir=self._keeper.folder)
         with open(handle, "wb") as file:
@@ -303,7 +314,7 @@ class BubblewrapSandbox:
         order |= {"op": "exec", "init": self._init, "limits": asdict(limits), "lifetime_s": wall_s + 1.0}
         order |= {"filter": seccomp.program().hex(), "memory": limits.memory_mb << 20}
 
-        def work(running: list[Running]) -> ExecResult:
+        def work(scope: Scope) -> ExecResult:
             theirs, ours = pipes()
             try:
                 line = self._keeper.order(order, theirs)
@@ -314,29 +325,7 @@ class BubblewrapSandbox:
                 close_all(theirs)
             program = Running(line, ours, stdin, limits.output_bytes, wall_s)
             program.limited_to(limits.cpu_s)
-            running.append(program)
+            scope.add(program)
             return program.wait()
 
         return await served(work)
-
-
-def _packed(source: Path) -> bytes:
-    import io
-    import tarfile
-
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.add(source, arcname=".")
-    return buffer.getvalue()
-
-
-def _unpacked(data: bytes, target: Path) -> None:
-    import io
-    import tarfile
-
-    target.mkdir(parents=True, exist_ok=True)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            tar.extractall(target, filter="data")
-    except tarfile.TarError as error:
-        raise PathError(f"a folder of the sandbox was not copied: {error}") from error

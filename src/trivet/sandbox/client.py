@@ -1,4 +1,4 @@
-"""The owner's side of the keeper: one per process, started when first needed, and the run folders it guards."""
+"""The owner's side of the keeper: one per process, started when first needed, and the folder it guards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trivet.sandbox.base import SandboxError, Tag
-from trivet.sandbox.keeper import MESSAGE_BYTES, NOBODY
+from trivet.sandbox.keeper import MESSAGE_BYTES
 from trivet.sandbox.running import Running
 
 T = TypeVar("T")
@@ -190,20 +190,34 @@ def reap() -> list[str]:
 _threads = ThreadPoolExecutor(256, thread_name_prefix="trivet-sandbox")
 
 
-async def served(work: Callable[[list[Running]], T]) -> T:
-    """Run blocking `work` in a thread. It puts what it runs into the list; cancelling kills that and waits."""
-    running: list[Running] = []
-    future = _threads.submit(work, running)
+class Scope:
+    """What one blocking call runs, so that cancelling it can kill that."""
+
+    def __init__(self) -> None:
+        self._running: list[Running] = []
+        self.cancelled = False
+
+    def add(self, program: Running) -> None:
+        self._running.append(program)
+        if self.cancelled:
+            program.kill()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for program in self._running:
+            program.kill()
+
+
+async def served(work: Callable[[Scope], T], threads: ThreadPoolExecutor | None = None) -> T:
+    """Run blocking `work` in a thread. Cancelling kills what it has put into its scope, and waits for it."""
+    scope = Scope()
+    future = (threads or _threads).submit(work, scope)
     try:
         return await asyncio.shield(asyncio.wrap_future(future))
     except asyncio.CancelledError:
         if not future.cancel():
+            scope.cancel()
             while not future.done():
-                for program in running:
-                    program.kill()
                 await asyncio.sleep(0.01)
             future.exception()  # looked at, so that nobody is warned of it
         raise
-
-
-__all__ = ["NOBODY", "ONE_THREAD", "Client", "client", "hostname", "reap", "sandboxes", "served", "shut_down"]

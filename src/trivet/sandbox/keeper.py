@@ -44,7 +44,10 @@ _SPACES = (
 
 @dataclass(slots=True)
 class Job:
-    """A sandbox (`start`) or a command in one (`exec`). `pid`: the child; `init`: the sandbox's first process."""
+    """A sandbox (`start`) or a command in one (`exec`).
+
+    `pid` is the keeper's child, `init` the sandbox's first process.
+    """
 
     lifeline: socket.socket
     pid: int
@@ -199,9 +202,9 @@ class Keeper:
         if job.sandbox:
             _signal([pid for pid in (job.init, job.pid) if pid], signal.SIGKILL)
             return
-        # The command's supervisor adopts what it orphans, so all of it is below `job.pid`; it is stopped, lest
-        # it ends with the program and lets the rest go. Those that fork while being killed are met again in the
-        # next round; what survives all rounds ends with its sandbox.
+        # The supervisor adopts what the command orphans, so all of it is below `job.pid`; it is stopped, lest
+        # it ends with the program and lets the rest go. Those that fork while being killed are met again in
+        # the next round; what survives all rounds ends with its sandbox.
         supervisors = descendants(job.pid)[1:2]
         _signal(supervisors, signal.SIGSTOP)
         for _ in range(_KILL_TRIES):
@@ -255,7 +258,7 @@ def _place(given: list[int], first: int = 0) -> None:
 
 
 def _start_child(order: dict[str, Any], line: socket.socket, given: list[int], own: list[int]) -> None:
-    """Execute bwrap. Descriptors: 0-2 standard, 3.. those that its arguments name, then the one for its info."""
+    """Execute bwrap. Descriptors: 0-2 standard, 3.. those that its arguments name, then its info and args."""
     _place([*given, own[-1]])
     syscalls.close_from(len(given) + 1)
     paths = [*order["binds"], order["argv"][0]]
@@ -263,10 +266,11 @@ def _start_child(order: dict[str, Any], line: socket.socket, given: list[int], o
         paths = _lend(paths, order["folder"])
         _become_nobody()
     syscalls.die_with_parent()
-    names = {f"{{bind:{n}}}": path for n, path in enumerate(paths)} | {"{info}": str(len(given))}
+    names: dict[str, str] = {f"{{bind:{n}}}": path for n, path in enumerate(paths)}
+    names["{info}"] = str(len(given))
     libraries = {} if order["libraries"] < 0 else {"LD_LIBRARY_PATH": paths[order["libraries"]]}
     at = order["argv"].index("--hostname")  # all else goes over a descriptor: processes inside can see these
-    hidden = [names.get(a, a) for a in [*order["argv"][1:at], *order["argv"][at + 2 :]]]
+    hidden: list[str] = [names.get(a, a) for a in [*order["argv"][1:at], *order["argv"][at + 2 :]]]
     end = hidden.index("--")
     _fill(len(given) + 1, "\0".join(hidden[:end]))
     argv = ["bwrap", *order["argv"][at : at + 2], "--args", str(len(given) + 1), *hidden[end:]]
@@ -278,9 +282,9 @@ def _fill(fd: int, text: str) -> None:
     source = os.memfd_create("args")
     os.write(source, text.encode())
     os.lseek(source, 0, os.SEEK_SET)
-    os.dup2(source, fd, inheritable=True)
     if source != fd:
-        os.close(source)
+        os.dup2(source, fd)
+    os.set_inheritable(fd, True)
 
 
 def _lend(paths: list[str], folder: str) -> list[str]:

@@ -60,6 +60,9 @@ class Running:
         self._buffers: dict[int, bytearray] = {self._out: bytearray(), self._err: bytearray()}
         self._cause: Cause | None = None  # why we had it killed
         self._event: dict[str, Any] | None = None
+        self.result: ExecResult | None = None
+        self._cpu_limit = 0
+        self._ordered = False  # the kill
         self._poll = select.poll()
         self._poll.register(line, select.POLLIN)
         for fd in (self._out, self._err):
@@ -78,6 +81,9 @@ class Running:
     def kill(self, cause: Cause = "killed") -> None:
         """Have the whole tree killed; `wait` then returns soon."""
         self._cause = self._cause or cause
+        if self._ordered:
+            return
+        self._ordered = True
         with contextlib.suppress(OSError):
             self._line.send(b"k", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
@@ -91,8 +97,8 @@ class Running:
             if event is not None and event["event"] == kind:
                 return event
             if self._event is not None:
-                text = bytes(self._buffers[self._err]).decode(errors="replace").strip()
-                raise SandboxError(f"a sandbox ended while starting: {text[-500:] or self._event}")
+                self._drain()
+                raise SandboxError(f"a sandbox ended while starting: {self.why()}")
         self.kill()
         raise SandboxError(f"a sandbox did not start within {limit_s:g} s")
 
@@ -101,15 +107,15 @@ class Running:
         limit = time.monotonic() + limit_s
         while not self._buffers[self._out].startswith(wanted):
             if self._event is not None:
-                text = bytes(self._buffers[self._err]).decode(errors="replace").strip()
-                raise SandboxError(f"a sandbox ended while starting: {text[-500:] or self._event}")
+                self._drain()
+                raise SandboxError(f"a sandbox ended while starting: {self.why()}")
             if time.monotonic() > limit:
                 self.kill()
                 raise SandboxError(f"a sandbox did not start within {limit_s:g} s")
             self._turn(limit)
 
     def wait(self) -> ExecResult:
-        """Until the program has ended or was killed at its deadline; pipes that others hold are not awaited."""
+        """Until the program has ended or was killed at its deadline; pipes held by others are not awaited."""
         try:
             while self._event is None:
                 self._turn(self._deadline)
@@ -117,7 +123,8 @@ class Running:
             self._drain()
         finally:
             self.close()
-        return self._result(self._event)
+        self.result = self._result(self._event)
+        return self.result
 
     def close(self) -> None:
         close_all([*self._open])
@@ -135,10 +142,9 @@ class Running:
 
     def _turn(self, until: float) -> dict[str, Any] | None:
         """Serve the descriptors once; an event if one came. Waits at most until `until`, in bounded naps."""
-        left = until - time.monotonic()
-        nap = 0.2 if self._cause else 5.0
+        nap = 0.2 if self._cause else min(max(0.0, until - time.monotonic()), 5.0)
         event = None
-        for fd, _ in self._poll.poll(max(0, min(left, nap)) * 1000 + 1):
+        for fd, _ in self._poll.poll(nap * 1000 + 1):
             if fd == self._line.fileno():
                 event = self._hear()
             elif fd == self._in:
@@ -153,10 +159,11 @@ class Running:
         """Further descriptors of a subclass."""
 
     def _hear(self) -> dict[str, Any]:
-        try:
-            data = self._line.recv(1 << 16)
-        except OSError:
-            data = b""
+        data = b""
+        for _ in range(2):  # a reset says that our word crossed its end; what it said is still there
+            with contextlib.suppress(OSError):
+                data = self._line.recv(1 << 16)
+                break
         if not data:
             raise SandboxError("the process that keeps the sandboxes ended; was it killed?")
         event = json.loads(data)
@@ -223,7 +230,12 @@ class Running:
             return "memory"
         return "killed" if 128 < code < 128 + 65 else "exit"
 
-    _cpu_limit: int = 0
-
     def limited_to(self, cpu_s: int) -> None:
+        """Tell which processor limit the program has, so that its death by it is known as that."""
         self._cpu_limit = cpu_s
+
+    def why(self) -> str:
+        """What stderr says so far, for messages."""
+        with contextlib.suppress(SandboxError):
+            self._turn(time.monotonic() + 0.5)
+        return bytes(self._buffers[self._err]).decode(errors="replace").strip()[-500:] or "it gave no reason"

@@ -77,6 +77,8 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "nfsservctl": (180, 42),
     "memfd_secret": (447, 447),
 }
+# System V and POSIX message queues: a namespace of their own costs a short program more than it needs.
+_IPC = {"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)}
 _CLONE, _CLONE3, _IOCTL, _SOCKET = (56, 220), (435, 435), (16, 29), (41, 198)
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -90,8 +92,11 @@ def supported() -> bool:
     return platform.machine() in _AUDIT
 
 
-def program(machine: str = "") -> bytes:
-    """The filter for `machine` (default: this one) as `struct sock_filter[]`. KeyError: unknown machine."""
+def program(machine: str = "", *, ipc: bool = True) -> bytes:
+    """The filter for `machine` (default: this one) as `struct sock_filter[]`. KeyError: unknown machine.
+
+    Without `ipc`, shared memory, semaphores and queues by System V are refused too.
+    """
     machine = machine or platform.machine()
     arch = list(_AUDIT).index(machine)
     code: list[tuple[int, int, int, int]] = [
@@ -102,7 +107,7 @@ def program(machine: str = "") -> bytes:
     ]
     if machine == "x86_64":
         code += [(_JGE, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # x32 names the same calls differently
-    for numbers in _REFUSED.values():
+    for numbers in [*_REFUSED.values(), *([] if ipc else _IPC.values())]:
         if numbers[arch] >= 0:
             code += [(_JEQ, 0, 1, numbers[arch]), (_RETURN, 0, 0, _EPERM)]
     code += [(_JEQ, 0, 1, _CLONE3[arch]), (_RETURN, 0, 0, _ENOSYS)]

@@ -57,7 +57,7 @@ def hide() -> None:
 
 
 def drop_capabilities() -> None:
-    """All capabilities of this process for good; needs CAP_SETPCAP for the bounding set, if it has one left."""
+    """Give up all capabilities for good; the bounding set too, where CAP_SETPCAP is held."""
     for capability in range(64):
         # EINVAL: beyond the kernel's last; EPERM: not allowed, and no_new_privs makes it moot.
         if _libc.prctl(_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
@@ -101,6 +101,9 @@ def set_limits(limits: dict[str, Any], *, sharp_cpu: bool = False) -> None:
         resource.setrlimit(kind, (soft, most))
 
 
-def close_from(first: int) -> None:
-    """Close every file descriptor from `first` on."""
-    os.closerange(first, max(first, 1 + max(int(name) for name in os.listdir("/proc/self/fd"))))
+def close_from(first: int, keep: int = -1) -> None:
+    """Close every file descriptor from `first` on, but `keep`."""
+    end = max(first, 1 + max(int(name) for name in os.listdir("/proc/self/fd")))
+    os.closerange(first, keep if keep >= first else end)
+    if keep >= first:
+        os.closerange(keep + 1, end)
