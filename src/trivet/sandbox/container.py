@@ -16,6 +16,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -49,15 +50,13 @@ _FIXED = ("--rm", "--detach", "--init", "--read-only", "--cap-drop=ALL", "--secu
 
 def find_engine(limit_s: float = 10.0) -> str | None:
     """The first engine whose command line is installed and answers; blocking."""
-    import subprocess
-
     for name in ENGINES:
         path = shutil.which(name)
         if path is None:
             continue
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(
-                [path, "info"], capture_output=True, timeout=limit_s, stdin=subprocess.DEVNULL
+                [path, "info"], check=False, capture_output=True, timeout=limit_s, stdin=subprocess.DEVNULL
             )
             if done.returncode == 0:
                 return path
@@ -69,7 +68,8 @@ async def _communicate(
 ) -> tuple[bytes, bytes, int, Cause | None]:
     """Run the engine's command line: (stdout, stderr, exit code, why it was ended or None).
 
-    At most `cap` bytes of each stream are kept; stdout goes to `out` where given. The process is gone on return.
+    At most `cap` bytes of each stream are kept; stdout goes to `out` where given. The process is gone when
+    this returns.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -285,7 +285,9 @@ class ContainerSandbox:
 
 
 class Container:
-    """Sandboxes of Docker or Podman. `image` needs a shell, `cat`, `tar`, `tr` and `grep`; call `close` at the end.
+    """Sandboxes of Docker or Podman; call `close` at the end.
+
+    `image` needs a shell with `cat`, `tar`, `tr` and `grep`.
 
     `engine` is the command line to use (default: the first of docker, podman that answers). Images are not
     pulled: `pull` them beforehand. `request_timeout_s` bounds every call of the engine.
