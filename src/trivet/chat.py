@@ -88,10 +88,19 @@ class Talk:
 
 
 @contextmanager
-def open_chat(
-    path: Path, *, stage: str | None, system: str | None, temperature: float, max_tokens: int, seed: int
-) -> Iterator[Talk]:
-    """Load the model of `path` and its renderer; a run folder's recipe names it and the system prompt."""
+def open_policy(
+    path: Path,
+    *,
+    stage: str | None = None,
+    system: str | None,
+    temperature: float,
+    max_tokens: int,
+    context: int = _CONTEXT,
+    slots: int = 1,
+) -> Iterator[tuple[Policy, str]]:
+    """The model of `path` in an embedded engine, and its name; a run folder's recipe names its renderer and
+    system prompt. `context` tokens are held, where the model has room for as many, of `slots` conversations.
+    """
     directory, title = find_model(path, stage)
     from trivet.agents import Policy
     from trivet.engine.torch import TorchEngine
@@ -104,14 +113,27 @@ def open_chat(
 
     hush_libraries()
     config = load_recipe(path).policy if (path / "recipe.yaml").is_file() else PolicyConfig()
-    context = min(_CONTEXT, model_context(directory) or _CONTEXT)
+    context = min(context, model_context(directory) or context)
     renderer = get_renderer(load_tokenizer(directory), config.renderer, config.template_args)
-    engine = TorchEngine(str(directory), slots=1, context=context, deterministic=False)
+    engine = TorchEngine(str(directory), slots=slots, context=context, deterministic=False)
     try:
         sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
         prompt = system if system is not None else config.system_prompt
-        policy = Policy(engine, renderer, sampling, context=context, system_prompt=prompt)
-        with closing(Talk(policy, title, seed)) as talk:
-            yield talk
+        yield Policy(engine, renderer, sampling, context=context, system_prompt=prompt), title
     finally:
         engine.close()
+
+
+@contextmanager
+def open_chat(
+    path: Path, *, stage: str | None, system: str | None, temperature: float, max_tokens: int, seed: int
+) -> Iterator[Talk]:
+    """A conversation with the model of `path`, see `open_policy`."""
+    with (
+        open_policy(path, stage=stage, system=system, temperature=temperature, max_tokens=max_tokens) as (
+            policy,
+            title,
+        ),
+        closing(Talk(policy, title, seed)) as talk,
+    ):
+        yield talk

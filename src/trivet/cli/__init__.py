@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivet.cli.data import data_app
+from trivet.cli.play import play
+from trivet.cli.score import score
 from trivet.cli.sweep import sweep
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ tasks_app = typer.Typer(help="Look at tasks.", no_args_is_help=True, rich_markup
 app.add_typer(model_app, name="model")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(data_app, name="data")
+app.command()(score)
+app.command()(play)
 app.command()(sweep)
 
 RecipeName = Annotated[
