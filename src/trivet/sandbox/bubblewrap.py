@@ -81,6 +81,8 @@ class Walls:
         self.fds: list[int] = []
         self.binds: list[str] = []
         self._folder = keeper.folder
+        # Of the whole: the programs' memory, three folders in memory, and the sandbox's own processes.
+        self._group_bytes = limits.memory_mb + 3 * limits.disk_mb + 128 << 20
         self._argv = [binary, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
         self._argv += ["--unshare-cgroup-try", "--uid", "1000", "--gid", "1000", "--die-with-parent"]
         self._argv += [] if network else ["--unshare-net"]
@@ -150,7 +152,8 @@ class Walls:
             libraries = len(binds)
             binds.append(str(beside))
         order: dict[str, Any] = {"op": "start", "argv": argv, "binds": binds, "libraries": libraries}
-        return order | {"folder": str(self._folder), "lifetime_s": lifetime_s}
+        order |= {"folder": str(self._folder), "lifetime_s": lifetime_s}
+        return order | {"group_bytes": self._group_bytes}
 
     def seccomp(self) -> list[str]:
         """The options that put the filter on the sandbox's own processes."""

@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trivet.sandbox import groups
 from trivet.sandbox.base import SandboxError, Tag
 from trivet.sandbox.keeper import MESSAGE_BYTES
 from trivet.sandbox.running import Running
@@ -42,6 +44,7 @@ class Client:
         base = base_folder()
         base.mkdir(mode=0o711, parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.owner}-", dir=base))
+        self._groups = f"{groups.PREFIX}{self.folder.name}-"
         self.folder.chmod(0o711)  # the sandboxes' user walks through it to what is lent to them
         (self.folder / "m").mkdir(0o711)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,6 +101,11 @@ class Client:
             self.process.kill()
             self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+        limit = time.monotonic() + 5.0  # a keeper that was killed could not remove its groups
+        left = [group for group in groups.names() if Path(group).name.startswith(self._groups)]
+        while left and time.monotonic() < limit:
+            left = [group for group in left if not groups.remove(group)]
+            time.sleep(0.01)
 
 
 def client() -> Client:
@@ -175,6 +183,10 @@ def reap() -> list[str]:
             if _started(int(parts[1])) != parts[2]:
                 os.kill(pid, signal.SIGKILL)
                 gone.append("-".join(parts))
+    for group in groups.names():
+        parts = Path(group).name.removeprefix(groups.PREFIX).split("-")
+        if len(parts) > 2 and _started(int(parts[0])) != parts[1] and groups.remove(group):
+            gone.append(Path(group).name)
     base = base_folder()
     if base.is_dir() and base.stat().st_uid == os.getuid():
         for folder in base.iterdir():
@@ -212,12 +224,13 @@ async def served(work: Callable[[Scope], T], threads: ThreadPoolExecutor | None 
     """Run blocking `work` in a thread. Cancelling kills what it has put into its scope, and waits for it."""
     scope = Scope()
     future = (threads or _threads).submit(work, scope)
+    wrapped = asyncio.wrap_future(future)
+    wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at when cancelled
     try:
-        return await asyncio.shield(asyncio.wrap_future(future))
+        return await asyncio.shield(wrapped)
     except asyncio.CancelledError:
         if not future.cancel():
             scope.cancel()
             while not future.done():
                 await asyncio.sleep(0.01)
-            future.exception()  # looked at, so that nobody is warned of it
         raise

@@ -26,6 +26,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from trivet.sandbox import groups
 from trivet.sandbox.inside import files, syscalls
 
 NOBODY = 65534
@@ -58,6 +59,8 @@ class Job:
     info: int = -1
     cause: str = ""
     told: bytes = b""
+    group: str | None = None
+    kills: int = 0  # in the group, before the job
 
 
 class Keeper:
@@ -67,6 +70,9 @@ class Keeper:
         self._control = control
         self._folder = folder
         self._jobs: dict[int, Job] = {}  # by pid
+        self._place = groups.place()
+        self._made = 0
+        self._leaving: list[str] = []  # groups to remove when their last process has ended
         self._select = selectors.DefaultSelector()
         wake, self._woken = socket.socketpair()
         for end in (wake, self._woken):
@@ -85,7 +91,7 @@ class Keeper:
             self._end()
 
     def _turn(self) -> bool:
-        for key, _ in self._select.select(_TICK_S if self._jobs else 60.0):
+        for key, _ in self._select.select(_TICK_S if self._jobs or self._leaving else 60.0):
             if key.fileobj is self._control:
                 if not self._request():
                     return False
@@ -128,20 +134,33 @@ class Keeper:
             [] if sandbox else [os.open(f"/proc/{order['init']}/ns/{n}", os.O_RDONLY) for n, _ in _SPACES]
         )
         info = os.pipe() if sandbox else (-1, -1)
+        group = self._group(order)
         try:
             pid = os.fork()
             if pid == 0:
                 child = _start_child if sandbox else _exec_child
-                _run_child(child, order, line, given, [*spaces, info[1]])
+                _run_child(child, {**order, "group": group}, line, given, [*spaces, info[1]])
         finally:
             for fd in [*spaces, info[1]]:
                 if fd >= 0:
                     os.close(fd)
         job = Job(line, pid, order.get("init", 0), sandbox, deadline, order.get("memory", 0), info[0])
+        job.group, job.kills = group, groups.kills(group) if group else 0
         self._jobs[pid] = job
         self._select.register(line, selectors.EVENT_READ, job)
         if sandbox:
             self._select.register(info[0], selectors.EVENT_READ, job)
+
+    def _group(self, order: dict[str, Any]) -> str | None:
+        """A new group for a sandbox; a command's is its sandbox's."""
+        if order["op"] != "start":
+            init = order["init"]
+            return next((job.group for job in self._jobs.values() if job.sandbox and job.init == init), None)
+        if self._place is None:
+            return None
+        self._made += 1
+        name = f"{os.path.basename(self._folder)}-{self._made}"
+        return groups.make(self._place, name, order["group_bytes"])
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -177,6 +196,10 @@ class Keeper:
                 continue  # an orphan that came to us as the subreaper
             code = os.waitstatus_to_exitcode(status)
             cpu = usage.ru_utime + usage.ru_stime
+            if job.group and job.sandbox:
+                self._leaving.append(job.group)
+            elif job.group and code and groups.kills(job.group) > job.kills:
+                job.cause = job.cause or "memory"
             _tell(
                 job.lifeline, event="exit", code=code if code >= 0 else 128 - code, cause=job.cause, cpu=cpu
             )
@@ -188,6 +211,7 @@ class Keeper:
                 os.close(job.info)
 
     def _watch(self) -> None:
+        self._leaving = [group for group in self._leaving if not groups.remove(group)]
         now = time.monotonic()
         for job in list(self._jobs.values()):
             if job.cause:
@@ -223,6 +247,9 @@ class Keeper:
         while self._jobs and time.monotonic() < limit:
             self._reap()
             time.sleep(0.005)
+        while self._leaving and time.monotonic() < limit:
+            self._leaving = [group for group in self._leaving if not groups.remove(group)]
+            time.sleep(0.005)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -236,6 +263,8 @@ def _run_child(
     """Never returns. A failure before the program runs is the sandbox's: told over the lifeline."""
     try:
         signal.set_wakeup_fd(-1)
+        if order["group"]:
+            groups.join(order["group"])
         child(order, line, given, own)
     except BaseException as error:  # whatever it is, the keeper's loop must not go on in the child
         _tell(line, event="error", text=f"{type(error).__name__}: {error}")
@@ -270,7 +299,7 @@ def _start_child(order: dict[str, Any], line: socket.socket, given: list[int], o
     names["{info}"] = str(len(given))
     libraries = {} if order["libraries"] < 0 else {"LD_LIBRARY_PATH": paths[order["libraries"]]}
     at = order["argv"].index("--hostname")  # all else goes over a descriptor: processes inside can see these
-    hidden: list[str] = [names.get(a, a) for a in [*order["argv"][1:at], *order["argv"][at + 2 :]]]
+    hidden: list[str] = [names.get(a) or a for a in [*order["argv"][1:at], *order["argv"][at + 2 :]]]
     end = hidden.index("--")
     _fill(len(given) + 1, "\0".join(hidden[:end]))
     argv = ["bwrap", *order["argv"][at : at + 2], "--args", str(len(given) + 1), *hidden[end:]]

@@ -339,7 +339,7 @@ class ZygotePool:
         def work(_: Scope) -> None:
             held = []
             try:
-                for _ in range(self._size):
+                for _n in range(self._size):
                     held.append(self._take(0.0))
             finally:
                 for zygote in held:
