@@ -210,7 +210,8 @@ def _table(console: Console, title: str, columns: Sequence[str], rows: Sequence[
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    console.print(Text(printable(title)), soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     for number, name in enumerate(columns):
         table.add_column(name, justify="left" if number == 0 or name == "" else "right")
     for row in rows:

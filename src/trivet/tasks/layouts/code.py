@@ -28,6 +28,7 @@ import io
 import json
 import pickle
 import re
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -107,7 +108,9 @@ def called(asserts: Sequence[str], solution: str = "") -> str | None:
 
 def _parse(source: str) -> ast.AST:
     try:
-        return ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd escapes in a data set's strings
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
 
@@ -137,7 +140,7 @@ def _mbpp(row: Row) -> Made:
     if name is None:
         raise Dropped("no_entry_point")
     imports = row.get("test_imports")
-    setup = "\n".join(imports) if isinstance(imports, list) else text(row, "test_setup_code")
+    setup = "\n".join(map(str, imports)) if isinstance(imports, list) else text(row, "test_setup_code")
     tests = {"kind": "functional", "entry_point": name, "asserts": asserts, "setup": _code(setup).strip()}
     # One test is shown, since nothing else says how the function is called; the others stay hidden.
     shown = f"{prompt.strip()}\n\nThe function is `{name}`. For example:\n\n```python\n{asserts[0]}\n```"
@@ -359,7 +362,7 @@ def _codeforces(row: Row) -> Made:
         "time_limit_s": _seconds(row.get("time_limit")),
         "memory_mb": _mb(row.get("memory_limit")),
     }
-    rest = {"id": own_id("codeforces", row.get("id")), "tags": labels(*(row.get("tags") or ()))}
+    rest = {"id": own_id("codeforces", row.get("id")), "tags": labels(*_list(row.get("tags")))}
     return _made("\n\n".join(shown), tests, **rest)
 
 
