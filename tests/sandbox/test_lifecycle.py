@@ -125,9 +125,11 @@ def test_a_killed_keeper_is_an_error_and_is_replaced() -> None:
         sandbox = await Bubblewrap().start()
         task = asyncio.create_task(sandbox.exec(["sleep", "100"]))
         await asyncio.sleep(0.2)
-        client.client().process.kill()
+        keeper = client.client().process
+        keeper.kill()
         with pytest.raises(SandboxError, match="keeps the sandboxes"):
             await task
+        await asyncio.to_thread(keeper.wait, 10)
         async with await Bubblewrap().start() as other:
             assert (await other.exec(["true"])).ok
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -68,7 +69,9 @@ class Client:
         self._sending = threading.Lock()
 
     def alive(self) -> bool:
-        return self.pid == os.getpid() and self.process.poll() is None
+        if self.pid != os.getpid() or self.process.poll() is not None:
+            return False
+        return not select.select([self._control], [], [], 0)[0]  # it never speaks on it: that is its end
 
     def order(self, message: dict[str, Any], fds: list[int]) -> socket.socket:
         """Send one order; the lifeline of its job. The caller closes `fds`."""

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trivet.sandbox import groups
-from trivet.sandbox.inside import files, syscalls
+from trivet.sandbox.inside import files, syscalls, watch
+from trivet.sandbox.inside.watch import descendants
 
 NOBODY = 65534
 MESSAGE_BYTES = 160 << 10
@@ -218,7 +219,7 @@ class Keeper:
                 continue
             if now > job.deadline:
                 self._kill(job, "timeout")
-            elif job.memory and job.init and _held(job) > job.memory:
+            elif job.memory and watch.exceeds(descendants(job.pid), job.memory):
                 self._kill(job, "memory")
 
     def _kill(self, job: Job, cause: str) -> None:
@@ -417,34 +418,6 @@ def _is_zombie(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
     except OSError:
         return True
-
-
-def descendants(pid: int) -> list[int]:
-    """`pid` and all below it, parents first."""
-    found = [pid]
-    for parent in found:
-        try:
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children") as file:
-                    found += map(int, file.read().split())
-        except OSError:
-            continue  # it ended meanwhile
-    return found
-
-
-def _held(job: Job) -> int:
-    """Bytes of anonymous memory held by the job's processes, shared pages counted once each process."""
-    roots = [job.init] if job.sandbox else [job.pid]
-    pages = 0
-    for root in roots:
-        for pid in descendants(root):
-            try:
-                with open(f"/proc/{pid}/statm") as file:
-                    _, resident, shared, *_ = map(int, file.read().split())
-            except (OSError, ValueError):
-                continue
-            pages += resident - shared
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def main(control_fd: int) -> None:

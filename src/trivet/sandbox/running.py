@@ -223,7 +223,8 @@ class Running:
     def _own_cause(self, code: int, cpu_s: float, stderr: bytes) -> Cause:
         if code == 0:
             return "ok"
-        if code == 152 or (code == 137 and self._cpu_limit and cpu_s >= self._cpu_limit - 0.1):  # SIGXCPU
+        # SIGXCPU, or SIGKILL at the hard limit. What is accounted lags behind what the limit goes by.
+        if code == 152 or (code == 137 and self._cpu_limit and cpu_s >= 0.75 * self._cpu_limit):
             return "timeout"
         # Python says so in its last line; a program that forges this gains nothing.
         if code == 1 and stderr.rstrip().rpartition(b"\n")[2].startswith(_MEMORY_ERROR):

@@ -126,7 +126,7 @@ class Program(Running):
                 self._channel, end = socket.socketpair()
                 self._channel.setblocking(False)
                 fds.append(end.fileno())
-            order = {"limits": asdict(limits), "filter": seccomp.program(ipc=False).hex()}
+            order = {"limits": asdict(limits), "filter": seccomp.program().hex()}
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             zygote.control.sendmsg([json.dumps(order).encode()], rights)
         except BaseException:  # whatever it is, descriptors must not leak

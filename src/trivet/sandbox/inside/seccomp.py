@@ -76,9 +76,13 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "vhangup": (153, 58),
     "nfsservctl": (180, 42),
     "memfd_secret": (447, 447),
+    # Memory that no process's count shows; and a namespace for it costs a short program more than it needs.
+    "memfd_create": (319, 279),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
 }
-# System V and POSIX message queues: a namespace of their own costs a short program more than it needs.
-_IPC = {"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)}
 _CLONE, _CLONE3, _IOCTL, _SOCKET = (56, 220), (435, 435), (16, 29), (41, 198)
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -92,11 +96,8 @@ def supported() -> bool:
     return platform.machine() in _AUDIT
 
 
-def program(machine: str = "", *, ipc: bool = True) -> bytes:
-    """The filter for `machine` (default: this one) as `struct sock_filter[]`. KeyError: unknown machine.
-
-    Without `ipc`, shared memory, semaphores and queues by System V are refused too.
-    """
+def program(machine: str = "") -> bytes:
+    """The filter for `machine` (default: this one) as `struct sock_filter[]`. KeyError: unknown machine."""
     machine = machine or platform.machine()
     arch = list(_AUDIT).index(machine)
     code: list[tuple[int, int, int, int]] = [
@@ -107,7 +108,7 @@ def program(machine: str = "", *, ipc: bool = True) -> bytes:
     ]
     if machine == "x86_64":
         code += [(_JGE, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # x32 names the same calls differently
-    for numbers in [*_REFUSED.values(), *([] if ipc else _IPC.values())]:
+    for numbers in _REFUSED.values():
         if numbers[arch] >= 0:
             code += [(_JEQ, 0, 1, numbers[arch]), (_RETURN, 0, 0, _EPERM)]
     code += [(_JEQ, 0, 1, _CLONE3[arch]), (_RETURN, 0, 0, _ENOSYS)]

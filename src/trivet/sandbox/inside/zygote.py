@@ -22,7 +22,7 @@ import time
 import types
 from typing import Any
 
-from . import channel, syscalls
+from . import channel, syscalls, watch
 
 _TICK_S = 0.05
 _FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -81,7 +81,7 @@ def _serve(order: dict[str, Any], line: socket.socket, given: list[int], outer: 
             cause = cause or "killed"
         if not cause and time.monotonic() > deadline:
             cause = "timeout"
-        if not cause and not ready and _held(pid) > memory:
+        if not cause and not ready and watch.exceeds(watch.descendants(pid), memory):
             cause = "memory"
         if cause:
             with contextlib.suppress(ProcessLookupError):
@@ -93,24 +93,6 @@ def _serve(order: dict[str, Any], line: socket.socket, given: list[int], outer: 
     event["cpu"] = usage.ru_utime + usage.ru_stime
     with contextlib.suppress(OSError):  # the owner may have hung up
         line.send(json.dumps(event).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-
-
-def _held(first: int) -> int:
-    """Bytes that the program's processes hold, pages shared by copying counted by share when it matters."""
-    pids = [first]
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{task}/children") as file:
-                    pids += map(int, file.read().split())
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup") as file:
-            for row in file:
-                if row.startswith("Pss_Anon:"):
-                    total += int(row.split()[1]) << 10
-                    break
-    return total
 
 
 # -- the program -----------------------------------------------------------------------------------
