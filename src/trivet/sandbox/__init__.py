@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     )
     from trivet.sandbox.bubblewrap import Bubblewrap
     from trivet.sandbox.client import reap, shut_down
+    from trivet.sandbox.container import Container
+    from trivet.sandbox.e2b import E2B
     from trivet.sandbox.zygotes import ChannelClosed, Program, ZygotePool
 
 __all__ = [
+    "E2B",
     "Backend",
     "Bubblewrap",
     "Capabilities",
     "ChannelClosed",
+    "Container",
     "ExecResult",
     "Limits",
     "PathError",
@@ -44,8 +48,10 @@ __all__ = [
 
 # Where those live that are not in `base`.
 _HOME = {
+    "E2B": "e2b",
     "Bubblewrap": "bubblewrap",
     "ChannelClosed": "zygotes",
+    "Container": "container",
     "Program": "zygotes",
     "ZygotePool": "zygotes",
     "reap": "client",

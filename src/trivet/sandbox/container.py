@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from typing import BinaryIO, Literal, Self
 
 from trivet.sandbox import archive
 from trivet.sandbox.base import (
@@ -40,6 +40,7 @@ from trivet.sandbox.remote import alive, kill_script, limits_script, new_mark, v
 WORK = "/work"
 ENGINES = ("docker", "podman")
 _CHUNK = 1 << 16
+_DRAIN_S = 1.0
 _CAPABILITIES = Capabilities(
     network=True,
     memory_limit="group",
@@ -69,39 +70,54 @@ async def _communicate(
     """Run the engine's command line: (stdout, stderr, exit code, why it was ended or None).
 
     At most `cap` bytes of each stream are kept; stdout goes to `out` where given. The process is gone when
-    this returns.
+    this returns. The pipes are made here, since asyncio's own are waited for as long as anyone holds them.
     """
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.PIPE if isinstance(stdin, bytes) else stdin,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    kept, full = (bytearray(), bytearray()), asyncio.Event()
-    assert process.stdout and process.stderr
-    tasks = [
-        asyncio.ensure_future(_collect(process.stdout, kept[0], cap, full, out)),
-        asyncio.ensure_future(_collect(process.stderr, kept[1], cap, full, None)),
-        asyncio.ensure_future(process.wait()),
-        asyncio.ensure_future(full.wait()),
-    ]
-    if isinstance(stdin, bytes):
-        tasks.append(asyncio.ensure_future(_feed(process.stdin, stdin)))
-    ended = asyncio.gather(*tasks[:3])
-    why: Cause | None = None
-    try:
-        await asyncio.wait({ended, tasks[3]}, timeout=wall_s, return_when=asyncio.FIRST_COMPLETED)
-        why = "output" if full.is_set() else None if ended.done() else "timeout"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        ended.cancel()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(ended, *tasks, return_exceptions=True)
-        await process.wait()
+    full, kept = asyncio.Event(), (bytearray(), bytearray())
+    with contextlib.ExitStack() as stack:
+        if isinstance(stdin, bytes):
+            file: BinaryIO = stack.enter_context(tempfile.TemporaryFile())  # type: ignore[assignment]
+            file.write(stdin)
+            file.seek(0)
+            stdin = file
+        readers, ends = [], []
+        for _ in kept:
+            read_end, write_end = os.pipe()
+            ends.append(stack.enter_context(open(write_end, "wb", 0)))
+            readers.append(await _reader(stack, read_end))
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=stdin, stdout=ends[0], stderr=ends[1], start_new_session=True
+        )
+        for end in ends:
+            end.close()
+        tasks = [
+            asyncio.ensure_future(_collect(readers[0], kept[0], cap, full, out)),
+            asyncio.ensure_future(_collect(readers[1], kept[1], cap, full, None)),
+            asyncio.ensure_future(process.wait()),
+            asyncio.ensure_future(full.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks[2:], timeout=wall_s, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[2].done():  # what still holds the pipes is not awaited
+                await asyncio.wait(tasks[:2], timeout=_DRAIN_S)
+            why: Cause | None = "output" if full.is_set() else None if tasks[2].done() else "timeout"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await process.wait()
     return bytes(kept[0]), bytes(kept[1]), process.returncode or 0, why
+
+
+async def _reader(stack: contextlib.ExitStack, read_end: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader),
+        open(read_end, "rb", 0),  # noqa: SIM115  (the transport closes it)
+    )
+    stack.callback(transport.close)
+    return reader
 
 
 async def _collect(
@@ -118,13 +134,6 @@ async def _collect(
         if seen > cap:
             full.set()
             return
-
-
-async def _feed(stream: Any, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # a program need not read its stdin
-        stream.write(data)
-        await stream.drain()
-    stream.close()
 
 
 class ContainerSandbox:
