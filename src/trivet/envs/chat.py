@@ -13,7 +13,7 @@ from trivet.rewards.judge import Judge, JudgeError, Labels, Scale, VerdictCache
 from trivet.rewards.ranking import rank
 from trivet.rewards.reward_model import RewardModel
 from trivet.rewards.rubric import Rubric, RubricError
-from trivet.types import Group, Message, Reward, Rollout, Scored, Task, Termination, Unscored
+from trivet.types import Group, Message, Reward, Rollout, Scored, Task, Unscored
 
 By = Literal["judge", "rubric", "ranking", "reward_model"]
 _JUDGED = ("judge", "ranking")
@@ -92,9 +92,7 @@ class Chat(SingleTurn):
             self.judge = make_judge(judge) if isinstance(judge, Mapping) else judge
             self.rubric = None if rubric is None else Rubric.from_data(list(rubric))
             if self.rubric is not None and self.rubric.judged and self.judge is None:
-                raise ValueError(
-                    "the rubric has criteria for a judge: give judge: {base_url: ..., model: ...}"
-                )
+                raise ValueError("the rubric asks a judge: give judge: {base_url: ..., model: ...}")
         except (JudgeError, RubricError, TypeError) as error:
             raise ValueError(str(error)) from error
         self.reward_model = None if model is None else RewardModel(model, **(model_args or {}))
@@ -129,14 +127,12 @@ class Chat(SingleTurn):
         return Scored(reward.value - taken, {**reward.parts, "raw": reward.value, "length_penalty": taken})
 
     async def score_group(self, group: Group) -> None:
-        """By ranking: all answers of the group that were given are compared with each other."""
+        """By ranking: the answers of the group are compared with each other. What has a reward, or a cause
+        of having none (the deadline), is left out."""
         if self.by != "ranking":
             return
         assert self.judge is not None
         members = [rollout for rollout in group.rollouts if rollout.reward == NOT_SCORED]
-        for rollout in [one for one in members if one.termination is Termination.DEADLINE]:
-            rollout.reward = Unscored("deadline", "the rollout's wall-clock limit passed")
-            members.remove(rollout)
         if not members:
             return
         task = group.task
