@@ -255,6 +255,18 @@ def test_a_program_that_does_not_listen(pool: ZygotePool) -> None:
         talk(pool, "while True: pass", lambda program: program.send("x" * (8 << 20)), Limits(wall_s=0.5))
 
 
+def test_an_answer_may_be_due_earlier(pool: ZygotePool) -> None:
+    source = "import channel, time\nchannel.send(1)\ntime.sleep(60)"
+
+    def handler(program: Program) -> None:
+        assert program.recv(within_s=5.0) == 1
+        program.recv(within_s=0.2)
+
+    with pytest.raises(ChannelClosed, match="timeout") as raised:
+        talk(pool, source, handler, Limits(wall_s=60.0))
+    assert raised.value.result is not None and raised.value.result.cause == "timeout"
+
+
 def test_the_handlers_own_failure_ends_the_program(pool: ZygotePool) -> None:
     def handler(program: Program) -> None:
         raise KeyError("mine")

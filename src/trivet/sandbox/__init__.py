@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trivet.sandbox.client import reap, shut_down
     from trivet.sandbox.container import Container
     from trivet.sandbox.e2b import E2B
+    from trivet.sandbox.local import Local
+    from trivet.sandbox.probe import report
     from trivet.sandbox.zygotes import ChannelClosed, Program, ZygotePool
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Container",
     "ExecResult",
     "Limits",
+    "Local",
     "PathError",
     "Program",
     "Sandbox",
@@ -43,6 +46,7 @@ __all__ = [
     "Template",
     "ZygotePool",
     "reap",
+    "report",
     "shut_down",
 ]
 
@@ -52,9 +56,11 @@ _HOME = {
     "Bubblewrap": "bubblewrap",
     "ChannelClosed": "zygotes",
     "Container": "container",
+    "Local": "local",
     "Program": "zygotes",
     "ZygotePool": "zygotes",
     "reap": "client",
+    "report": "probe",
     "shut_down": "client",
 }
 

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -26,7 +25,7 @@ from typing import Any, TypeVar
 from trivet.sandbox import groups
 from trivet.sandbox.base import SandboxError, Tag
 from trivet.sandbox.keeper import MESSAGE_BYTES
-from trivet.sandbox.running import Running
+from trivet.sandbox.running import Running, readable
 
 T = TypeVar("T")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -71,7 +70,7 @@ class Client:
     def alive(self) -> bool:
         if self.pid != os.getpid() or self.process.poll() is not None:
             return False
-        return not select.select([self._control], [], [], 0)[0]  # it never speaks on it: that is its end
+        return not readable(self._control)  # it never speaks on it: that is its end
 
     def order(self, message: dict[str, Any], fds: list[int]) -> socket.socket:
         """Send one order; the lifeline of its job. The caller closes `fds`."""

@@ -44,6 +44,13 @@ def close_all(fds: list[int]) -> None:
                 os.close(fd)
 
 
+def readable(sock: socket.socket, limit_s: float = 0.0) -> bool:
+    """Whether a read would not block, within the limit. (`select` fails in owners with over 1,024 files.)"""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(limit_s * 1000))
+
+
 class Running:
     """Feeds stdin, collects stdout and stderr up to `output_bytes` each, hears events on the lifeline."""
 

@@ -24,7 +24,7 @@ from trivet.sandbox.base import Counters, ExecResult, Limits, SandboxError, Tag,
 from trivet.sandbox.bubblewrap import START_S, Walls, environment, interpreter
 from trivet.sandbox.client import Scope, client, served
 from trivet.sandbox.inside import channel, seccomp
-from trivet.sandbox.running import Running, close_all, pipes
+from trivet.sandbox.running import Running, close_all, pipes, readable
 
 T = TypeVar("T")
 PRELOAD = (
@@ -84,7 +84,7 @@ class _Zygote:
     def _greet(self) -> None:
         limit = time.monotonic() + START_S
         while time.monotonic() < limit:
-            if select.select([self.control], [], [], 0.2)[0]:
+            if readable(self.control, 0.2):
                 data = self.control.recv(1 << 16)
                 failed = json.loads(data)["failed"] if data else [self._job.why()]
                 if failed:
@@ -96,7 +96,7 @@ class _Zygote:
         """Alive, ours (not inherited by a fork), idle, and with enough of its lifetime left."""
         if self.pid != os.getpid() or time.monotonic() + wall_s + 30.0 > self.ends:
             return False
-        return not select.select([self.control], [], [], 0)[0]  # it never speaks unasked: that is its end
+        return not readable(self.control)  # it never speaks unasked: that is its end
 
     def close(self) -> None:
         self.control.close()
@@ -152,10 +152,14 @@ class Program(Running):
         self._outgoing += channel.pack(message)
         self._watch_channel()
         while self._outgoing:
-            self._step()
+            self._step(self._deadline)
 
-    def recv(self) -> Any:
-        """The program's next message, as JSON gives it. ChannelClosed when none will come."""
+    def recv(self, within_s: float | None = None) -> Any:
+        """The program's next message, as JSON gives it. ChannelClosed when none will come.
+
+        When none has come `within_s` seconds, the program is killed for its time.
+        """
+        limit = self._deadline if within_s is None else time.monotonic() + within_s
         while True:
             if len(self._incoming) >= channel.HEAD.size:
                 (length,) = channel.HEAD.unpack_from(self._incoming)
@@ -164,7 +168,9 @@ class Program(Running):
                     raise ChannelClosed(f"the program announced a message of {length} bytes")
                 if len(self._incoming) >= channel.HEAD.size + length:
                     return self._message(length)
-            self._step()
+            self._step(limit)
+            if within_s is not None and time.monotonic() >= limit:
+                self.kill("timeout")
 
     def _message(self, length: int) -> Any:
         data = bytes(self._incoming[channel.HEAD.size : channel.HEAD.size + length])
@@ -175,10 +181,10 @@ class Program(Running):
             self.kill()
             raise ChannelClosed(f"the program sent what is no message: {type(error).__name__}") from error
 
-    def _step(self) -> None:
+    def _step(self, until: float) -> None:
         if self._event is not None or self._hung_up or self._cause is not None:
             raise ChannelClosed(f"the program has ended ({self._cause or 'by itself'})")
-        self._turn(self._deadline)
+        self._turn(min(until, self._deadline))
         self._check()
 
     def _watch_channel(self) -> None:

@@ -19,23 +19,20 @@ Finding = tuple[str, bool, str]
 
 # Each is tried from inside; True is a breach.
 _PROBES = """
-import json, os, socket, ctypes
+import json, os, ctypes
 def tries(call):
     try:
         call()
         return True
     except OSError:
         return False
-def connects():
-    with socket.create_connection(("192.0.2.1", 80), timeout=1):
-        pass
 status = dict(row.split(":\\t", 1) for row in open("/proc/self/status").read().splitlines() if ":\\t" in row)
-interfaces = [name for _, name in socket.if_nameindex()]
+interfaces = [row.split(":")[0].strip() for row in open("/proc/net/dev").read().splitlines()[2:]]
 libc = ctypes.CDLL(None, use_errno=True)
 print(json.dumps({
     "mount": tries(lambda: open("/usr/trivet-probe", "w")) or tries(lambda: open("/etc/shadow")),
     "pid": len([name for name in os.listdir("/proc") if name.isdigit()]) > 10,
-    "net": connects() if interfaces != ["lo"] else False,
+    "net": interfaces != ["lo"],
     "user": os.getuid() == 0,
     "capabilities": int(status["CapEff"], 16) != 0 or int(status["CapPrm"], 16) != 0,
     "seccomp": status["Seccomp"].strip() != "2" or libc.unshare(0x10000000) == 0,
@@ -52,7 +49,7 @@ _MEANING = {
 
 
 def report() -> list[Finding]:
-    """(wall or backend, whether it holds or works here, what that means or what to do). Takes about a second."""
+    """(wall or backend, whether it holds or works here, what that means or what to do): in about a second."""
     return [*_bubblewrap(), _memory(), _container(), _e2b()]
 
 
