@@ -15,7 +15,7 @@ from trivet.sandbox import Limits
 ESCAPED = b"ESCAPED"
 SMALL = Limits(wall_s=8.0, cpu_s=4, memory_mb=256, processes=16, file_mb=16, disk_mb=16, output_bytes=1 << 16)
 _BRIEF = Limits(
-    wall_s=1.0, cpu_s=4, memory_mb=256, processes=16, file_mb=16, disk_mb=16, output_bytes=1 << 16
+    wall_s=0.7, cpu_s=4, memory_mb=256, processes=16, file_mb=16, disk_mb=16, output_bytes=1 << 16
 )
 _ANY = frozenset({"ok", "exit", "timeout", "memory", "output", "killed"})
 _ENDS = frozenset({"ok", "exit"})

@@ -177,9 +177,7 @@ def test_the_reaper_kills_only_what_dead_owners_left(monkeypatch: pytest.MonkeyP
     async def body(server: E2BServer, backend: E2B) -> None:
         await backend.start()
         with monkeypatch.context() as patch:
-            patch.setattr(
-                "trivet.sandbox.e2b._owner", lambda: "1:0"
-            )  # no process ever started at tick 0 as pid 1
+            patch.setattr("trivet.sandbox.e2b.owner_name", lambda pid: "1-7")  # not when process 1 began
             await backend.start()
         assert len(server.live) == 2
         assert await backend.reap() == 1
