@@ -261,10 +261,9 @@ def histogram(values_N: np.ndarray) -> list[tuple[str, int]]:
     if len(distinct) <= BINS:
         return [(f"{value:.4g}", int(np.count_nonzero(values_N == value))) for value in distinct]
     low, high = float(values_N.min()), float(values_N.max())
-    # Halved first: the distance of two huge values is not finite.
-    edges = low + (high / BINS - low / BINS) * np.arange(BINS + 1)
-    edges[-1] = high
-    if not np.all(np.diff(edges) > 0):  # values that no ten bins can tell apart
+    place = np.arange(BINS + 1) / BINS
+    edges = low * (1 - place) + high * place  # the distance of two huge values is not finite
+    if not np.all(edges[1:] > edges[:-1]):  # values that no ten bins can tell apart
         return [(f"{low:.6g} to {high:.6g}", len(values_N))]
     counts = np.histogram(values_N, edges)[0]
     return [(f"{a:.4g} to {b:.4g}", int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)]
