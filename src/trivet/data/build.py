@@ -155,9 +155,24 @@ def _examples(
 
 
 def mix(recipe: Recipe, out: Path, manifest: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-    """(repeat_N: how often each example of a build is used, the composition), by the recipe's compose."""
+    """(repeat_N: how often each example of a build is used, the composition), by the recipe's compose.
+
+    What is longer than a pack is no part of the mix, and counted by source (`too_long`).
+    """
+    data = _data(recipe)
     columns = load_columns([out / entry["name"] for entry in manifest["examples"]["files"]])
-    return composed(_data(recipe), columns, np.ones(len(columns["tokens"]), bool), seed=recipe.seed)
+    fits_N = np.ones(len(columns["tokens"]), bool)
+    if data.pack is not None:
+        fits_N = columns["tokens"] <= data.pack.length
+    if not fits_N.any():
+        raise BuildError(
+            f"no example fits a pack of {data.pack.length if data.pack else 0} tokens (the shortest has "
+            f"{columns['tokens'].min(initial=0)}): raise data.pack.length"
+        )
+    repeat_N, composition = composed(data, columns, fits_N, seed=recipe.seed)
+    count_S = np.bincount(columns["source"][~fits_N], minlength=len(columns["sources"]))
+    too_long = {str(name): int(n) for name, n in zip(columns["sources"], count_S, strict=True) if n}
+    return repeat_N, composition | {"too_long": too_long}
 
 
 def mix_and_pack(recipe: Recipe, out: Path, manifest: dict[str, Any], progress: Progress) -> dict[str, Any]:

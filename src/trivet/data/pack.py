@@ -28,29 +28,25 @@ class _Block:
     length_N: np.ndarray
 
 
-def _blocks(
-    folder: Path, files: Sequence[str], repeat_N: np.ndarray, longest: int
-) -> tuple[list[_Block], int]:
-    """All blocks, pass after pass, and how many examples are longer than a pack."""
+def _blocks(folder: Path, files: Sequence[str], repeat_N: np.ndarray) -> list[_Block]:
+    """All blocks, pass after pass."""
     import pyarrow.parquet as pq
 
-    groups, start, too_long = [], 0, 0
+    groups, start = [], 0
     for file, name in enumerate(files):
         with pq.ParquetFile(folder / name) as data:
             for group in range(data.num_row_groups):
                 length_N = data.read_row_group(group, columns=["tokens"]).column(0).to_numpy()
                 own_N = repeat_N[start : start + len(length_N)]
                 start += len(length_N)
-                fits_N = length_N <= longest
-                too_long += int((~fits_N).sum())
-                groups.append((file, group, length_N, np.where(fits_N, own_N, 0)))
+                groups.append((file, group, length_N, own_N))
     out = []
     for turn in range(int(repeat_N.max(initial=0))):
         for file, group, length_N, own_N in groups:
             row_N = np.flatnonzero(own_N > turn)
             if len(row_N):
                 out.append(_Block(file, group, row_N, length_N[row_N]))
-    return out, too_long
+    return out
 
 
 class _Reader:
@@ -122,11 +118,11 @@ def write_packs(
 ) -> dict[str, Any]:
     """`packed/` from the examples in `files`, each used `repeat_N` times; what the manifest says of it.
 
-    Blocks (row groups) come in a seeded order, every pass over an example in another place. What is longer
-    than a pack is left out and counted. Files that are there are not written again.
+    Blocks (row groups) come in a seeded order, every pass over an example in another place. Files that are
+    there are not written again. Raises PackingError where an example that is used is longer than a pack.
     """
     (folder / "packed").mkdir(exist_ok=True)
-    blocks, too_long = _blocks(folder, files, repeat_N, config.length)
+    blocks = _blocks(folder, files, repeat_N)
     order = np.random.default_rng([seed, 0]).permutation(len(blocks))
     blocks = [blocks[k] for k in order.tolist()]
     length_N = np.concatenate([*(block.length_N for block in blocks), np.zeros(0, np.int32)]).astype(np.int64)
@@ -152,7 +148,6 @@ def write_packs(
         "capacity": config.length,
         "packs": packs,
         "examples": len(length_N),
-        "too_long": too_long,
         "tokens": total,
         "trained": trained,
         "fill": total / (packs * config.length) if packs else 0.0,

@@ -125,14 +125,15 @@ def mix_tables(composition: Mapping[str, Any]) -> list[Table]:
         columns = (*names[what], "asked_share", "achieved_share", "asked", "achieved", "available", "passes")
         rows = [tuple(row[name] for name in columns) for row in asked]
         out.append(Table(title, tuple(name.replace("_", " ") for name in columns), rows))
-    return out
+    too_long = [(source, count) for source, count in composition.get("too_long", {}).items()]
+    return [*out, Table("Longer than a pack, left out of the mix", ("source", "examples"), too_long)]
 
 
 def _packs(manifest: Mapping[str, Any]) -> Table | None:
     packs = manifest.get("packs")
     if not packs:
         return None
-    names = ("capacity", "packs", "bound", "fill", "examples", "too_long", "tokens", "trained")
+    names = ("capacity", "packs", "bound", "fill", "examples", "tokens", "trained")
     rows = [(*(packs[name] for name in names), packs["cost"].get("max_over_mean", 1.0))]
     return Table("Packs", (*(n.replace("_", " ") for n in names), "cost, worst over mean"), rows)
 

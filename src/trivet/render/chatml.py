@@ -228,7 +228,7 @@ class ChatML:
         """The ids are meant to differ from the template's own: it would drop what is written into the content
         here, or a content spells a special token, which stays text here."""
         inline = {name for name in ("reasoning", "calls", "tools") if getattr(self.glue, name) == "inline"}
-        special = self.tokenizer.all_special_tokens
+        special = [t.content for t in self.tokenizer.added_tokens_decoder.values() if t.special]
         return ("tools" in inline and bool(tools)) or any(
             ("reasoning" in inline and bool(m.reasoning))
             or ("calls" in inline and bool(m.tool_calls))

@@ -25,6 +25,7 @@ from trivet.data.screen.words import normalise
 
 Of = Literal["prompt", "whole"]
 _BASE = 0x9E3779B97F4A7C15
+_BLANKS = b" \t\n\r\v\f"
 _LONG = 256  # bytes; longer words are hashed one by one
 _RECALL = 0.99  # of pairs at the threshold, when bands are chosen
 
@@ -33,15 +34,15 @@ _RECALL = 0.99  # of pairs at the threshold, when bands are chosen
 class DedupOptions:
     """What counts as a duplicate.
 
-    `of`: the prompt (all user messages) or the whole conversation. `normal`: `spaces` (lower case, runs of
-    white space as one blank) or `words` (letters and digits only: "2 + 3" and "2 - 3" are then the same).
+    `of`: the prompt (all user messages) or the whole conversation. `normal`: `blanks` (lower case, white
+    space left out) or `words` (letters and digits only: "2 + 3" and "2 - 3" are then the same).
     `near`: also documents whose runs of `shingle` words overlap by `threshold` (Jaccard) or more; needs the
     library rensa. `max_candidates`: earlier documents compared with one; how often it was not enough is
     counted.
     """
 
     of: Of = "whole"
-    normal: Literal["spaces", "words"] = "spaces"
+    normal: Literal["blanks", "words"] = "blanks"
     near: bool = False
     threshold: float = 0.8
     shingle: int = 5
@@ -61,10 +62,10 @@ def exact_key(document: Document, options: DedupOptions | None = None) -> bytes:
     for d, text in enumerate(document.texts):
         if options.of == "prompt" and not document.is_prompt(d):
             continue
-        normal = normalise(text) if options.normal == "words" else " ".join(text.lower().split())
         role = document.roles[d] if document.roles else "user"
-        parts.append(f"{role}\x1f{normal}")
-    return hashlib.sha256("\x1e".join(parts).encode("utf-8", "surrogatepass")).digest()[:16]
+        parts.append(f"{role}\x1f{normalise(text) if options.normal == 'words' else text}")
+    whole = "\x1e".join(parts).lower().encode("utf-8", "surrogatepass")
+    return hashlib.sha256(whole.translate(None, _BLANKS)).digest()[:16]
 
 
 @dataclass(slots=True)
