@@ -14,6 +14,7 @@ from trivet.recipe import schema
 from trivet.rewards.constraints import KINDS
 from trivet.tasks import load_tasks
 from trivet.tasks.generated import generator_names
+from trivet.tasks.layouts import layout_names
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -58,11 +59,13 @@ def test_the_example_generator_runs() -> None:
 
 def test_every_name_is_on_its_page() -> None:
     text = page("environments.md")
-    assert {"math", "callable", "instruct"} <= set(environment_names())
-    for name in ("math", "callable", "instruct"):
+    names = {"math", "callable", "instruct", "qa", "puzzle", "chat"}
+    assert names <= set(environment_names())
+    for name in sorted(names):
         assert f"\n## {name}\n" in text
     assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
     tasks = page("tasks.md")
+    assert [name for name in layout_names() if f"`{name}`" not in tasks] == []
     assert [name for name in generator_names() if f"`{name}`" not in tasks and name != "squares"] == []
     assert [key for key in schema.Tasks.model_fields if f"`{key}`" not in tasks and key != "args"] == []
 

@@ -20,7 +20,7 @@ from trivet.recipe.schema import Explorer as Config
 from trivet.recipe.schema import Sampling, TinyModel, Window
 from trivet.render import Renderer, get_renderer, load_tokenizer
 from trivet.render.tiny import make_tiny
-from trivet.types import Message, Reward, Rollout, Scored, Task, Termination, Unscored
+from trivet.types import Group, Message, Reward, Rollout, Scored, Task, Termination, Unscored
 
 TASKS = [Task("digits", (Message("user", f"{i}+{i}="),), id=f"t{i}") for i in range(6)]
 
@@ -62,6 +62,19 @@ class Flaky(Digits):
             if self.always or attempt.retry == 0:
                 raise EngineError("connection lost")
         return await super().rollout(task, policy, attempt)
+
+
+class Ranks(SingleTurn):
+    """Has no score for one answer: the first attempt of a group beats the second."""
+
+    async def score(self, task: Task, message: Message, rollout: Rollout) -> Reward:
+        return Unscored("not_scored")
+
+    async def score_group(self, group: Group) -> None:
+        if group.issue.task_id == "t1":
+            raise RuntimeError("the judge is down")
+        for rollout in group.rollouts:
+            rollout.reward = Scored(1.0 - rollout.attempt)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +122,14 @@ def test_groups_come_in_issue_order(player: tuple[TorchEngine, Renderer]) -> Non
     assert all(len(group.rollouts) == 2 for group in filled.accepted)
     assert run.counts() == {"ready": 4, "issued": 2}
     assert run.fill(4).exhausted
+
+
+def test_a_group_is_scored_as_a_whole(player: tuple[TorchEngine, Renderer]) -> None:
+    groups = Run(player, Ranks()).fill().groups
+    scores = {group.issue.task_id: [rollout.score for rollout in group.rollouts] for group in groups}
+    assert scores == {f"t{i}": [1.0, 0.0] for i in range(6) if i != 1} | {"t1": [None, None]}
+    lost = next(group for group in groups if group.issue.task_id == "t1")
+    assert {getattr(one.reward, "cause", None) for one in lost.rollouts} == {"verifier_crashed"}
 
 
 def test_an_environment_that_raises_costs_its_rollouts_only(player: tuple[TorchEngine, Renderer]) -> None:

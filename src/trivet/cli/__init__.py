@@ -190,6 +190,10 @@ def tasks_show(
             continue
         shown[taskset.fingerprint] = title
         typer.echo(f"{title}: {len(taskset.tasks):,} tasks, fingerprint {taskset.fingerprint}")
+        if taskset.layout:
+            typer.echo(f"  layout {taskset.layout}, for env: {taskset.layout_env}")
+        if taskset.dropped:
+            typer.echo("  dropped: " + ", ".join(f"{why} {n:,}" for why, n in taskset.dropped.items()))
         for task in taskset.tasks[:count]:
             _print_task(task)
 
