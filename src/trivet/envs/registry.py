@@ -20,6 +20,7 @@ _BUILT_IN = {
     "math": "trivet.envs.math",
     "callable": "trivet.envs.callable",
     "chat": "trivet.envs.chat",
+    "code": "trivet.envs.code",
     "instruct": "trivet.envs.instruct",
     "puzzle": "trivet.envs.puzzle",
     "qa": "trivet.envs.qa",

@@ -1,0 +1,259 @@
+"""Functions under test: the program runs behind one wall, tests that need Python behind another, the host
+between them relays calls and compares. Blocking; to be run in a thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trivet.rewards.code.compare import How, number, same
+from trivet.rewards.code.inside.trivet_codec import CodecError
+from trivet.rewards.code.plan import Pair, Plan, PlanError
+from trivet.sandbox import ChannelClosed, Limits, Program, ZygotePool
+from trivet.sandbox.client import Scope
+
+_DRIVER = "import trivet_driver; trivet_driver.main()"
+_EXAMINER = "import trivet_examiner; trivet_examiner.main()"
+_SLACK_S = 0.5
+# What ended a program, as parts of a score.
+ENDED = {"timeout": "timed_out", "memory": "out_of_memory", "output": "too_much_output"}
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What an answer came to: tests that passed, and what is worth a part of the score (1 each)."""
+
+    tests: int
+    passed: int = 0
+    flags: set[str] = field(default_factory=set)
+
+
+class _Over(Exception):
+    """No further test can be run: the rest have failed."""
+
+
+class _Session:
+    """A loaded program that answers requests."""
+
+    def __init__(self, program: Program, test_s: float, verdict: Verdict) -> None:
+        self._program, self._test_s, self._verdict = program, test_s, verdict
+
+    def load(self, plan: Plan, source: str) -> None:
+        self._send({"before": plan.before, "program": source, "seconds": self._test_s})
+        reply = self._recv()
+        if "ready" not in reply:
+            self._verdict.flags.add("not_loaded")
+            raise _Over
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._send([request])
+        return self._recv()
+
+    def ask_all(self, requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        self._send(requests)
+        for _ in requests:
+            yield self._recv()
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._program.send(message)
+        except ChannelClosed as error:
+            self._ended(error)
+
+    def _recv(self) -> dict[str, Any]:
+        """The program's next reply, whatever wrote it. _Over when there is none or it came late."""
+        begun = time.monotonic()
+        try:
+            reply = self._program.recv()
+        except ChannelClosed as error:
+            self._ended(error)
+        if (
+            not isinstance(reply, dict)
+            or "late" in reply
+            or time.monotonic() - begun > self._test_s + _SLACK_S
+        ):
+            self._verdict.flags.add("timed_out" if isinstance(reply, dict) else "ended_early")
+            raise _Over
+        if isinstance(reply.get("e"), list) and "MemoryError" in reply["e"]:
+            self._verdict.flags.add("out_of_memory")
+        return reply
+
+    def _ended(self, error: ChannelClosed) -> Any:
+        cause = self._program.finish().cause
+        self._verdict.flags.add(ENDED.get(cause, "ended_early"))
+        raise _Over from error
+
+
+@contextmanager
+def _loaded(
+    pool: ZygotePool, scope: Scope, plan: Plan, source: str, limits: Limits, test_s: float, verdict: Verdict
+) -> Iterator[_Session]:
+    with pool.program(_DRIVER, b"", limits, talks=True, scope=scope) as program:
+        session = _Session(program, test_s, verdict)
+        session.load(plan, source)
+        yield session
+
+
+def expectations(pool: ZygotePool, scope: Scope, plan: Plan, limits: Limits, test_s: float) -> list[Pair]:
+    """The plan's pairs, with what the reference solution gives; calls that it refuses are left out.
+
+    Raises PlanError (bad_reference) when it accepts none.
+    """
+    wanted = [pair for pair in plan.pairs if pair.want == "reference"]
+    found = [pair for pair in plan.pairs if pair.want != "reference"]
+    if not wanted:
+        return found
+    verdict = Verdict(0)
+    try:
+        with _loaded(pool, scope, plan, plan.reference, limits, test_s, verdict) as session:
+            replies = session.ask_all([_request(plan, pair) for pair in wanted])
+            for pair, reply in zip(wanted, replies, strict=True):
+                if "v" in reply and _plain(reply["v"]):
+                    found.append(replace(pair, want="equal", expected=reply["v"]))
+    except _Over:
+        pass  # it ran out of its limits: what it gave until then are good tests
+    if not found:
+        raise PlanError("bad_reference", f"the reference solution gives nothing ({sorted(verdict.flags)})")
+    return found
+
+
+def _plain(code: Any) -> bool:
+    """Whether the value is one that two runs can be compared by."""
+    stack = [code]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, list):
+            stack += one
+        elif isinstance(one, dict):
+            if "o" in one or "I" in one:
+                return False
+            stack += one.values()
+    return True
+
+
+def examine(
+    pool: ZygotePool,
+    scope: Scope,
+    plan: Plan,
+    pairs: list[Pair],
+    source: str,
+    limits: Limits,
+    test_s: float,
+    stop_early: bool,
+) -> Verdict:
+    """Run the tests on a program. Raises PlanError when the tests are at fault, SandboxError."""
+    verdict = Verdict(len(pairs) + len(plan.scripts))
+    try:
+        with _loaded(pool, scope, plan, source, limits, test_s, verdict) as session:
+            for pair, reply in zip(
+                pairs, session.ask_all([_request(plan, pair) for pair in pairs]), strict=True
+            ):
+                _count(verdict, "v" in reply and holds(pair, reply["v"]), stop_early)
+            if plan.scripts:
+                _scripts(
+                    pool, scope, plan, session, replace(limits, wall_s=limits.wall_s + 5), verdict, stop_early
+                )
+    except _Over:
+        pass
+    return verdict
+
+
+def _count(verdict: Verdict, passed: bool, stop_early: bool) -> None:
+    verdict.passed += passed
+    if stop_early and not passed:
+        raise _Over
+
+
+def _request(plan: Plan, pair: Pair) -> dict[str, Any]:
+    return {"do": "call", "of": {"n": plan.entry}, "args": pair.args, "named": pair.named}
+
+
+def holds(pair: Pair, got: Any) -> bool:
+    """Whether a coded result is what the test wants."""
+    match pair.want:
+        case "equal":
+            return same(pair.expected, got, pair.how)
+        case "unequal":
+            return not same(pair.expected, got, pair.how)
+        case "is":
+            return got is pair.expected  # None, True or False
+        case "true":
+            return _true(got)
+        case "false":
+            return not _true(got)
+        case "near":
+            return _near(pair.expected, got, pair.how)
+    raise AssertionError(f"a pair that wants {pair.want}")
+
+
+def _true(code: Any) -> bool:
+    """As `bool` has it. Objects that stayed on the other side are true."""
+    if code is None or isinstance(code, str | list):
+        return bool(code)
+    try:
+        value = number(code)
+        if value is None and isinstance(code, dict):
+            ((tag, inner),) = code.items()
+            return bool(range(*map(int, inner))) if tag == "r" else tag in ("o", "I") or bool(inner)
+    except (CodecError, TypeError, ValueError, LookupError, ArithmeticError):
+        return False
+    return bool(value)
+
+
+def _near(expected: Any, got: Any, how: How) -> bool:
+    assert how.tolerance is not None
+    try:
+        value = number(got)
+        return isinstance(value, int | float) and abs(value - expected) < how.tolerance
+    except (CodecError, TypeError, ValueError, LookupError, ArithmeticError):
+        return False
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+
+def _scripts(
+    pool: ZygotePool,
+    scope: Scope,
+    plan: Plan,
+    session: _Session,
+    limits: Limits,
+    verdict: Verdict,
+    stop_early: bool,
+) -> None:
+    tests = [{"source": one.source, "check": one.check} for one in plan.scripts]
+    order = {"setup": plan.setup, "names": plan.names, "entry": plan.entry, "tests": tests}
+    asked = False
+    with pool.program(_EXAMINER, b"", limits, talks=True, scope=scope) as examiner:
+        try:
+            examiner.send(order)
+            while True:
+                message = examiner.recv()
+                if "ask" in message:
+                    asked = True
+                    examiner.send(session.ask(message["ask"]))
+                elif "setup" in message:
+                    if asked:  # what the tests begin with fails on this program
+                        return
+                    raise PlanError("bad_tests", f"the tests' setup raises {message['setup']}")
+                elif "done" in message:
+                    return
+                else:
+                    _script_done(verdict, message, stop_early)
+        except ChannelClosed as error:
+            cause = examiner.finish().cause
+            if not asked:
+                raise PlanError("bad_tests", f"the tests do not run: {cause}") from error
+            # They were given this program's results, and could not cope with them.
+            verdict.flags.add("tests_ended")
+
+
+def _script_done(verdict: Verdict, message: dict[str, Any], stop_early: bool) -> None:
+    if "unsupported" in message:
+        raise PlanError("unsupported_tests", f"a test cannot be run apart: {message['unsupported']}")
+    if message["passed"] and message["weak"]:
+        verdict.flags.add("weak")
+    _count(verdict, message["passed"] is True, stop_early)
