@@ -151,6 +151,15 @@ def test_mbpp_shows_one_test(tmp_path: Path) -> None:
     assert "\r" not in taskset.tasks[0].payload["response"]
 
 
+def test_mbpp_setup_that_needs_the_program(tmp_path: Path) -> None:
+    row = {"task_id": 5, "text": "Depth.", "code": "class N: ...\ndef depth(n): return 1"}
+    row |= {"test_list": ["assert depth(a) == 1"], "test_setup_code": "import re\r\na = N()"}
+    tests = load(tmp_path, [row]).tasks[0].payload["tests"]
+    assert tests["asserts"] == ["import re\na = N()\nassert depth(a) == 1"] and "setup" not in tests
+    tests = load(tmp_path, [{**row, "test_setup_code": "import re"}]).tasks[0].payload["tests"]
+    assert (tests["asserts"], tests["setup"]) == (row["test_list"], "import re")
+
+
 def test_the_function_asserts_are_about() -> None:
     assert called(["assert sorted(f(g(1))) == [2]"], "def f(x): ...\ndef g(x): ...") == "f"
     assert called(["assert set(h(1)) == {1}"]) == "h"
@@ -426,7 +435,7 @@ def test_odd_rows_are_dropped_and_nothing_else(data: st.DataObject) -> None:
     names = [name if isinstance(name, str) else name[0] for name in layout.columns]
     more = data.draw(st.lists(st.sampled_from(OPTIONAL), max_size=6))
     row = {name: data.draw(JSON) for name in [*names, *more]}
-    row |= {name: "text" for name in data.draw(st.sets(st.sampled_from(names)))}
+    row |= dict.fromkeys(data.draw(st.sets(st.sampled_from(names))), "text")
     assert layout.make is not None
     if layout.fits(row):
         assert outcome(layout.make, row).isidentifier()

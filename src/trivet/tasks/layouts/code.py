@@ -3,7 +3,7 @@
 All become `payload.tests`, in one form whatever the source:
 
     {"kind": "functional", "entry_point": "area",     # or "Solution.area": a method of a class
-     "asserts": ["assert area(2) == 4"],              # statements, each a test of its own
+     "asserts": ["assert area(2) == 4"],              # one assert or more statements: each text a test
      "check": "def check(candidate): ...",            # or a function that is called with the entry point
      "cases": [{"args": [2], "expected": 4}],         # or calls; "wrapped": true says that an expected value
                                                       # may also stand in a list of one
@@ -115,17 +115,20 @@ def _parse(source: str) -> ast.AST:
         return ast.Module([], [])
 
 
-def _statements(source: str) -> list[str]:
-    """The asserts of a text, one each. Statements that are no asserts are left out."""
+def _statements(source: str, kind: type[ast.stmt] | tuple[type[ast.stmt], ...]) -> list[str]:
+    """The statements of these kinds, one text each."""
     tree = _parse(source)
     nodes = tree.body if isinstance(tree, ast.Module) else []
-    found = [ast.get_source_segment(source, node) for node in nodes if isinstance(node, ast.Assert)]
+    found = [ast.get_source_segment(source, node) for node in nodes if isinstance(node, kind)]
     return [one for one in found if one]
+
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def _asserts(value: Any) -> list[str]:
     if isinstance(value, str):
-        return _statements(_code(value))
+        return _statements(_code(value), ast.Assert)
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise Dropped("bad_tests")
     return [_code(one).strip() for one in value if one.strip()]
@@ -141,7 +144,11 @@ def _mbpp(row: Row) -> Made:
         raise Dropped("no_entry_point")
     imports = row.get("test_imports")
     setup = "\n".join(map(str, imports)) if isinstance(imports, list) else text(row, "test_setup_code")
-    tests = {"kind": "functional", "entry_point": name, "asserts": asserts, "setup": _code(setup).strip()}
+    setup = _code(setup).strip()
+    tests = {"kind": "functional", "entry_point": name, "asserts": asserts, "setup": setup}
+    if setup and len(_statements(setup, _IMPORTS)) != len(_statements(setup, ast.stmt)):
+        # It builds what the tests use, maybe of the program's own classes: it belongs to each test.
+        tests |= {"asserts": [f"{setup}\n{one}" for one in asserts], "setup": ""}
     # One test is shown, since nothing else says how the function is called; the others stay hidden.
     shown = f"{prompt.strip()}\n\nThe function is `{name}`. For example:\n\n```python\n{asserts[0]}\n```"
     return _made(shown, tests, solution, id=own_id("mbpp", row.get("task_id")))
@@ -162,11 +169,12 @@ def _mbpp_plus(row: Row) -> Made:
     inputs = [*(row.get("base_input") or []), *(row.get("plus_input") or [])]
     if not all(isinstance(one, list) for one in inputs):
         raise Dropped("bad_tests")
-    tolerance = row.get("atol")
+    tolerance, assertion = row.get("atol"), _code(text(row, "assertion"))
     tests = {
         "kind": "functional",
         "entry_point": name,
-        "asserts": _statements(_code(text(row, "assertion"))),
+        "asserts": _statements(assertion, ast.Assert),
+        "setup": "\n".join(_statements(assertion, _IMPORTS)),
         "inputs": [one for one in inputs if _finite(one)],
         "reference": reference.strip(),
         "contract": text(row, "contract").strip(),
