@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -374,3 +375,23 @@ def test_merge_and_finalise():
     two = {"pg/tokens": torch.tensor(4.0), "pg/x": torch.tensor(9.0), "max/pg/y": torch.tensor(5.0)}
     total = merge(merge({}, one), {**two, "sum/pg/loss": torch.tensor(0.25)})
     assert finalise(total) == {"pg/tokens": 6.0, "pg/x": 2.0, "pg/y_max": 5.0, "pg/loss": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("gives", "match"),
+    [
+        (lambda x: -x.weight_P * x.logp_P, "return the loss terms and a dictionary"),
+        (lambda x: ((-x.weight_P * x.logp_P).detach(), {}), "no gradient"),
+        (lambda x: (-x.logp_P.sum()[None].expand(2), {}), "one per position"),
+        (lambda x: (-x.weight_P * x.logp_P, {"a": x.logp_P.detach()}), "statistic 'a'"),
+    ],
+)
+def test_what_an_objective_of_ones_own_returns_is_checked(batch_of, gives, match):
+    prepared = prepare(batch_of([1.0, 0.0, 0.0]), resolve("grpo"))
+    stream = prepared.streams[0]
+    part = replace(stream.spec.objective, name="mine", call=gives)
+    stream = replace(stream, spec=replace(stream.spec, objective=part))
+    index = np.flatnonzero(prepared.trained_T)
+    logp = torch.full((len(index),), -1.0, requires_grad=True)
+    with pytest.raises(AlgorithmError, match=f"objective 'mine'.*{match}"):
+        stream_loss(prepared, stream, index, logp)

@@ -324,3 +324,20 @@ def test_foreign_tokens_need_a_stream_without_ratio(make_rollout, make_group):
 def test_max_staleness_needs_a_version(batch_of):
     with pytest.raises(AlgorithmError, match="current_version"):
         prepare(batch_of([1.0, 0.0]), resolve("grpo"), max_staleness=1)
+
+
+@pytest.mark.parametrize("reward", [-0.1, 1.1, 1.7e308])
+def test_means_that_differ_by_rounding_have_a_histogram(batch_of, reward):
+    """Three and eight times -0.1 have means one bit apart: no range to cut into five."""
+    with pytest.raises(NothingToTrain) as caught:
+        prepare(batch_of([reward] * 3, [reward] * 8), resolve("grpo"))
+    assert sum(caught.value.solve_rate.values()) == 2
+
+
+@pytest.mark.parametrize(
+    "spec", ["reinforce", {"kind": "grpo", "credit": {"kind": "returns", "whiten": False}}]
+)
+def test_advantages_beyond_float32_are_refused(batch_of, spec):
+    """They would be infinite in the loss; three bad updates later the learning rate would be blamed."""
+    with pytest.raises(AlgorithmError, match=r"more than the loss can hold.*1e\+300"):
+        prepare(batch_of([1e300, 0.0]), resolve(spec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -23,7 +23,8 @@ from trivet.algorithms import (
     registered,
     resolve,
 )
-from trivet.algorithms.registry import check
+from trivet.algorithms.registry import check, resolve_all
+from trivet.recipe import Recipe
 
 
 def test_defaults():
@@ -294,3 +295,77 @@ def test_credit_must_fit_the_objective():
         check(replace(grpo, streams=()))
     with pytest.raises(AlgorithmError, match="must differ"):
         check(replace(grpo, streams=grpo.streams * 2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        ({"kind": "grpo", "kl_weight": float("nan")}, "option kl_weight=nan"),
+        ({"kind": "grpo", "kl_weight": float("inf")}, "option kl_weight=inf"),
+        ({"kind": "grpo", "entropy_weight": float("-inf")}, "option entropy_weight=-inf"),
+        ({"kind": "asymre", "shift": float("nan")}, "option shift=nan"),
+        ({"kind": "gmpo", "clip": [float("nan"), 0.4]}, "option clip"),
+        ({"kind": "grpo", "credit": {"kind": "reinforce", "baseline": float("nan")}}, "option baseline=nan"),
+        ({"kind": "grpo", "masks": [{"kind": "reward", "above": float("nan")}]}, "option above=nan"),
+        ({"kind": "grpo", "shaping": [{"kind": "quality_bonus", "weight": float("nan")}]}, "weight=nan"),
+        ({"kind": "dpo", "beta": float("inf")}, "option beta=inf"),
+    ],
+)
+def test_numbers_are_finite(spec, match):
+    with pytest.raises(AlgorithmError, match=match):
+        resolve(spec)
+
+
+def test_bounds_may_be_open():
+    assert resolve({"kind": "grpo", "tis": [0.5, float("inf")], "clip": [0.2, float("inf")]})
+
+
+def test_a_scale_is_finite():
+    stream = resolve("grpo").streams[0]
+    with pytest.raises(AlgorithmError, match="scale"):
+        check(
+            Algorithm(
+                "mine",
+                (replace(stream, scale=float("nan")),),
+                credit=make_part("credit", "mean_only"),
+                proximal="recompute",
+            )
+        )
+
+
+@pytest.mark.parametrize("kind", ["policy_gradient", "grpo", "dapo", "mix"])
+def test_options_alone_go_to_the_frames_own_part(kind):
+    """As the reference says: options without a kind keep the algorithm's choice, the frame's among them."""
+    algorithm = resolve({"kind": kind, "credit": {"std": "population"}})
+    assert (algorithm.credit.name, algorithm.credit.options) == ("group_normalised", {"std": "population"})
+    dual = resolve({"kind": kind, "objective": {"dual": 3.0}}).streams[0].objective
+    assert (dual.name, dual.options["dual"]) == ("ppo_clip", 3.0)
+
+
+def test_kto_needs_its_own_credit():
+    with pytest.raises(AlgorithmError, match=r"reads the credit's column 'reference_kl'.*kto_reference"):
+        resolve({"kind": "grpo", "objective": "kto"})
+
+
+@pytest.mark.parametrize("value", ["bradley_terry", "ppo_clip"])
+def test_a_critic_learns_returns(value):
+    with pytest.raises(AlgorithmError, match=f"value: {value!r} .*return"):
+        resolve({"kind": "ppo", "value": value})
+
+
+def test_a_part_of_another_role_is_refused():
+    place = "trivet.algorithms.objectives.policy:PPOClip"
+    with pytest.raises(AlgorithmError, match="is an objective, not a credit"):
+        resolve({"kind": "grpo", "credit": place})
+
+
+def test_a_refusal_names_its_stage():
+    stages = [
+        {"name": "a", "steps": 3, "algorithm": "grpo"},
+        {"name": "b", "steps": 3, "algorithm": {"kind": "grpo", "clip": -1}},
+    ]
+    with pytest.raises(AlgorithmError, match=r"stages\.b: objective 'ppo_clip'"):
+        resolve_all(Recipe.model_validate({"stages": stages}))
+    stages[1] |= {"algorithm": "grpo", "phases": [{"from": 2, "set": {"algorithm.clip": -1}}]}
+    with pytest.raises(AlgorithmError, match=r"stages\.b@2: objective 'ppo_clip'"):
+        resolve_all(Recipe.model_validate({"stages": stages}))

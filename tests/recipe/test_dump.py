@@ -23,6 +23,7 @@ _plain = st.recursive(
 )
 _free = st.dictionaries(_names.filter(lambda name: not name.endswith(("secret", "key"))), _plain, max_size=3)
 _positive = st.integers(1, 10**6)
+_share = st.sampled_from([1e-7, 0.25, 0.5])
 _number = st.floats(1e-9, 1e3)
 
 
@@ -53,10 +54,10 @@ _stage = st.builds(
         tasks=st.lists(_tasks, max_size=2),
         batch=_some(prompts=_positive, group=_positive),
         sampling=_sampling,
-        trainer=_some(lr=_number, betas=st.just([0.5, 0.9]), frozen=st.lists(_words, max_size=2)),
+        trainer=_some(lr=_share, betas=st.just([0.5, 0.9]), frozen=st.lists(_words, max_size=2)),
         eval=_some(tasks=st.lists(_tasks, max_size=2), sampling=_sampling, k=st.lists(_positive, max_size=2)),
         until=st.just({"metric": "eval/x/pass@1", "below": 0.5}),
-        explorer=_some(window=_some(above=_number)),
+        explorer=_some(window=_some(above=_share)),
         phases=st.just([{"from": 2, "set": {"trainer.lr": 0.5}}]),
     ),
 )

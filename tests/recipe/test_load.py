@@ -402,3 +402,20 @@ def test_sections_by_themselves() -> None:
 def test_labels(source: str, label: str) -> None:
     assert Tasks(source=source).label == label
     assert Tasks(source=source, name="own").label == "own"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("trainer.lr", "1e30", "less than or equal to 1"),
+        ("trainer.critic_lr", "1e30", "less than or equal to 1"),
+        ("trainer.weight_decay", "1e30", "less than or equal to"),
+        ("explorer.window", "{above: 0.8, upto: 0.2}", "above 0.8 must lie below upto 0.2"),
+    ],
+)
+def test_numbers_that_would_break_the_weights_or_keep_nothing(
+    write: Write, key: str, value: str, message: str
+) -> None:
+    """AdamW moves a weight by about lr: an lr of 1e308 leaves weights that are not numbers, silently."""
+    [found] = messages(write(STAGE), f"stages.rl.{key}={value}")
+    assert message in found

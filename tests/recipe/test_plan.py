@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trivet.algorithms import resolve
+from trivet.algorithms import resolve, resolve_all
 from trivet.recipe import (
     ModelShape,
     Plan,
@@ -372,3 +372,11 @@ def test_the_quick_start_can_be_run() -> None:
     derived = planned(load_recipe("quickstart")).check()
     assert derived.parameters is not None
     assert derived.parameters < 1_000_000
+
+
+def test_a_phase_cannot_begin_to_play_greedy_answers() -> None:
+    """Whether one is played is settled when the stage starts: from step 2 on there would be no baseline."""
+    recipe = recipe_of({**RL, "algorithm": "grpo", "phases": [{"from": 2, "set": {"algorithm": "remax"}}]})
+    [problem] = plan(recipe, algorithms=resolve_all(recipe)).problems
+    assert "remax" in problem
+    assert "greedy" in problem

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from trivet.recipe.schema import Trainer as Config
-from trivet.trainer import Trainer, checkpoint
+from trivet.trainer import Trainer, TrainingDiverged, checkpoint
 from trivet.trainer.checkpoint import CheckpointError
 
 FILES = ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json", "manifest.json"]
@@ -232,3 +232,19 @@ def test_another_models_checkpoint_is_refused(tools: Any, tmp_path: Path) -> Non
         with pytest.raises(CheckpointError, match=r"another model's|has shape"):
             checkpoint.read(path, trainer)
         assert same(copy_of(trainer), before)
+
+
+def test_weights_that_are_not_finite_reach_no_file(tools: Any, tmp_path: Path) -> None:
+    trainer = Trainer(tools.tiny_model(dtype=torch.float32), Config(), device="cpu")
+    checkpoint.write(tmp_path, 1, trainer, {})
+    with torch.no_grad():
+        trainer.model.module.model.norm.weight[0] = float("nan")
+    for write in (
+        lambda: checkpoint.write(tmp_path, 2, trainer, {}),
+        lambda: checkpoint.write_weights(tmp_path / "best", 2, trainer),
+        lambda: trainer.export(tmp_path / "model"),
+    ):
+        with pytest.raises(TrainingDiverged, match=r"weights are not finite: model\.norm\.weight"):
+            write()
+    assert not (tmp_path / "model").exists()
+    assert checkpoint.latest(tmp_path) == tmp_path / "step_000001"

@@ -76,7 +76,7 @@ def stream_loss(
         stats |= more
     for factor in factors:  # after all have seen the plain weights
         x.weight_P = x.weight_P * factor
-    terms, more = stream.objective(x)
+    terms, more = _terms(stream, x)
     loss = terms.sum()
     stats |= more
     if prepared.age_T is not None and "abs_log_diff" in more:
@@ -88,6 +88,27 @@ def stream_loss(
         stats["units"] = logp_P.new_tensor(float(x.units))
     stats["sum/loss"] = loss.detach()
     return loss, {_prefixed(stream.name, name): value for name, value in stats.items()}
+
+
+def _terms(stream: Stream, x: ObjectiveInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the objective gives, checked: it may be anybody's. Raises AlgorithmError."""
+    what, given = f"objective {stream.objective.name!r}", stream.objective(x)
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
+        raise AlgorithmError(f"{what} must return the loss terms and a dictionary of statistics")
+    terms, stats = given
+    if terms.shape not in {x.logp_P.shape, (x.units,), ()}:
+        units = f" or unit ({x.units},)" if x.units else ""
+        raise AlgorithmError(
+            f"{what} returned {tuple(terms.shape)} terms; expected one per position ({len(x.logp_P)},){units}"
+        )
+    if x.logp_P.requires_grad and not terms.requires_grad and stream.spec.model == "policy":
+        raise AlgorithmError(f"{what} returned terms with no gradient: it never reads logp_P, or detaches it")
+    for name, value in stats.items():
+        if getattr(value, "numel", lambda: 1)() != 1:
+            raise AlgorithmError(
+                f"{what}: statistic {name!r} must be one number, a sum, not one per position"
+            )
+    return terms, dict(stats)
 
 
 def _top(

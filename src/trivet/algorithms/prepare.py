@@ -18,6 +18,7 @@ from trivet.algorithms.base import (
     Stream,
     StreamSpec,
 )
+from trivet.algorithms.credit.group import ROUNDING
 from trivet.algorithms.masks import staleness_T
 
 
@@ -178,6 +179,14 @@ def _credit(batch: Batch, algorithm: Algorithm) -> dict[str, np.ndarray]:
     out = {name: _lift(batch, np.asarray(c, np.float64), f"{what}, {name}") for name, c in named.items()}
     if np.isinf(out["advantage"]).any():
         raise AlgorithmError(f"{what} gave an infinite advantage; return NaN where there is none")
+    for name, column in out.items():
+        largest = np.abs(np.nan_to_num(column)).max(initial=0.0)
+        if largest > np.finfo(np.float32).max:
+            known_N = batch.reward_N[np.isfinite(batch.reward_N)]
+            raise AlgorithmError(
+                f"{what}, {name}: {largest:.3g} is more than the loss can hold (float32); rewards lie in "
+                f"{known_N.min(initial=0.0):.3g}..{known_N.max(initial=0.0):.3g}: scale them"
+            )
     return out
 
 
@@ -310,8 +319,8 @@ def solve_rate_histogram(batch: Batch) -> dict[str, int]:
     """Groups by the mean of their compared rewards; quarters of 0..1 with both ends apart, else fifths."""
     keep_N = batch.compared_N
     count_G = np.bincount(batch.group_N[keep_N], minlength=batch.groups)
-    total_G = np.bincount(batch.group_N[keep_N], batch.reward_N[keep_N], minlength=batch.groups)
-    mean = (total_G / np.maximum(count_G, 1))[count_G > 0]
+    share_N = batch.reward_N[keep_N] / count_G[batch.group_N[keep_N]]  # a sum of large ones might overflow
+    mean = np.bincount(batch.group_N[keep_N], share_N, minlength=batch.groups)[count_G > 0]
     out: dict[str, int] = {}
     if len(mean) and mean.min() >= 0 and mean.max() <= 1:
         inner = mean[(mean > 0) & (mean < 1)]
@@ -319,6 +328,8 @@ def solve_rate_histogram(batch: Batch) -> dict[str, int]:
         names = ("0..0.25", "0.25..0.5", "0.5..0.75", "0.75..1")
         out = {"0": int((mean == 0).sum()), **dict(zip(names, quarters.tolist(), strict=True))}
         out["1"] = int((mean == 1).sum())
+    elif len(mean) and mean.max() - mean.min() <= ROUNDING * np.abs(mean).max():
+        out = {f"{mean.max():.3g}": len(mean)}  # equal but for rounding: nothing to cut into fifths
     elif len(mean):
         counts, edges = np.histogram(mean, 5)
         out = {f"{a:.3g}..{b:.3g}": int(c) for a, b, c in zip(edges, edges[1:], counts, strict=False)}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -171,6 +172,10 @@ def _lookup(role: str, name: str) -> tuple[Any, dict[str, Any]]:
         raise AlgorithmError(f"{role} {name!r} cannot be imported: {place} has no {attribute!r}{hint}")
     if not callable(target):
         raise AlgorithmError(f"{role} {name!r} is not callable")
+    roles = [role_ for role_, parts in _REGISTRY.items() if any(t is target for t, _ in parts.values())]
+    if roles and role not in roles:
+        article = "an" if roles[0][0] in "aeiou" else "a"
+        raise AlgorithmError(f"{name!r} is {article} {roles[0]}, not a {role}")
     # Its decorator, if it has one, has told what it needs.
     return target, next((traits for known, traits in _REGISTRY[role].values() if known is target), {})
 
@@ -231,10 +236,21 @@ def _check_options(what: str, target: Any, options: Mapping[str, Any]) -> dict[s
         except ValidationError as error:
             reasons = "; ".join(e["msg"] for e in error.errors())
             raise AlgorithmError(f"{what}: option {name}={value!r} does not fit: {reasons}") from error
+        if not _sound(out[name]):
+            raise AlgorithmError(f"{what}: option {name}={value!r} does not fit: it must be a finite number")
     missing = [n for n, p in known.items() if p.default is REQUIRED and n not in out]
     if missing:
         raise AlgorithmError(f"{what}: needs option(s) {', '.join(missing)}")
     return out
+
+
+def _sound(value: Any) -> bool:
+    """No number in it is NaN, and none but the bounds of a range is infinite."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, tuple):
+        return not any(isinstance(v, float) and math.isnan(v) for v in value)
+    return True
 
 
 def _named(what: str, spec: Any) -> tuple[str, dict[str, Any]]:
@@ -318,9 +334,13 @@ def resolve_all(recipe: Recipe) -> dict[str, Algorithm]:
     out: dict[str, Algorithm] = {}
     for stage in recipe.stages:
         if stage.mode != "bench":
-            out[stage.name] = resolve(stage.algorithm)
-            phases = {f"{stage.name}@{phase.from_step}": stage.at(phase.from_step) for phase in stage.phases}
-            out |= {name: resolve(later.algorithm) for name, later in phases.items()}
+            variants = {stage.name: stage}
+            variants |= {f"{stage.name}@{p.from_step}": stage.at(p.from_step) for p in stage.phases}
+            for name, variant in variants.items():
+                try:
+                    out[name] = resolve(variant.algorithm)
+                except AlgorithmError as error:
+                    raise AlgorithmError(f"stages.{name}: {error}") from error
     return out
 
 
@@ -345,6 +365,10 @@ def check(algorithm: Algorithm) -> None:
             f"advantage=True), or advantage = True in its class; else drop the credit"
         )
     for stream in algorithm.streams:
+        if not math.isfinite(stream.scale):
+            raise AlgorithmError(
+                f"{what}: stream {stream.name!r} has scale {stream.scale}; set a finite number"
+            )
         _check_stream(what, stream, algorithm.proximal)
     _check_models(what, algorithm)
 
@@ -367,7 +391,8 @@ def _check_models(what: str, algorithm: Algorithm) -> None:
             name = repr(algorithm.credit.name) if algorithm.credit else "there is none"
             raise AlgorithmError(
                 f"{what}: objective {objective.name!r} reads the credit's column {column!r}, which "
-                f"the credit ({name}) does not give; gae and returns give 'return'"
+                f"the credit ({name}) does not give; gae and returns give 'return', "
+                "kto_reference 'reference_kl'"
             )
 
 

@@ -145,7 +145,8 @@ class ToolGate:
     """r' = min(r, 0) under `minimum` successful calls, else r: an answer without the work is worth nothing.
 
     Source: Rufus-Air (2026), search stage (at least 2). `successes` names the counter; a rollout that has
-    none of that name made no call.
+    none of that name made no call, and where no rollout of a batch has it that is an error: tools were never
+    offered.
     """
 
     minimum: Annotated[int, Field(gt=0)] = 2

@@ -92,6 +92,12 @@ def check_recipe(
                 if "teacher" in recipe.models:
                     has["teacher_logp"] = "models.teacher"
                 found |= dict.fromkeys(_algorithm(variant, algorithm, has))
+                first = algorithms.get(stage.name)
+                if getattr(algorithm, "greedy", False) != getattr(first, "greedy", False):
+                    found[
+                        f"a phase changes the algorithm to {algorithm.kind}: whether an attempt of each "
+                        "group is the policy's greedy answer cannot change in a stage; start another one"
+                    ] = None
         problems += [f"stages.{stage.name}: {text}" for text in found]
     return problems
 

@@ -123,6 +123,14 @@ class Window(Section):
         description="rounds of sampling, the first included, before a step goes on with what it has",
     )
 
+    @model_validator(mode="after")
+    def _has_room(self) -> Window:
+        if self.above >= self.upto:
+            raise ValueError(
+                f"above {self.above:g} must lie below upto {self.upto:g}: every group would be dropped"
+            )
+        return self
+
 
 class Explorer(Section):
     """How rollouts are scheduled."""
@@ -148,9 +156,9 @@ class Lora(Section):
 class Trainer(Section):
     """How the policy is updated."""
 
-    lr: float = Field(default=1e-5, gt=0, description="learning rate of AdamW")
+    lr: float = Field(default=1e-5, gt=0, le=1, description="learning rate of AdamW")
     critic_lr: float | None = Field(
-        default=None, gt=0, description="learning rate of the critic, where there is one; default: lr"
+        default=None, gt=0, le=1, description="learning rate of the critic, where there is one; default: lr"
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="of the learning rate, over all updates of the stage"
@@ -161,7 +169,7 @@ class Trainer(Section):
         default=(0.9, 0.95), strict=False, description="decay of the two moments"
     )
     eps: float = Field(default=1e-8, gt=0, description="of AdamW")
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled")
+    weight_decay: float = Field(default=0.0, ge=0, le=100, description="decoupled")
     clip_grad_norm: float = Field(default=1.0, gt=0, description="global norm; a bound of the gradient")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the weights that are trained"

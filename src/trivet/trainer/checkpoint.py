@@ -42,6 +42,7 @@ def write(directory: Path, step: int, trainer: Trainer, state: Mapping[str, Any]
     An older folder of the same step is replaced. Raises CheckpointError (a full disk, say): what was there
     before is then still there.
     """
+    trainer.check_finite()
     tensors = {
         "model.safetensors": trainer.state_tensors(),
         "optimizer.safetensors": trainer.optimiser_tensors(),
@@ -52,6 +53,7 @@ def write(directory: Path, step: int, trainer: Trainer, state: Mapping[str, Any]
 
 def write_weights(directory: Path, step: int, trainer: Trainer) -> Path:
     """Write the weights after `step` alone, whole or not at all, for `read_weights`; their folder."""
+    trainer.check_finite()
     return _write_folder(directory, step, {"model.safetensors": trainer.state_tensors()}, {})
 
 

@@ -108,6 +108,10 @@ class ActorCritic(Trainer):
                 out[name] = value
         return out | _explained(prepared)
 
+    def check_finite(self) -> None:
+        super().check_finite()
+        self.critic.check_finite()
+
     def optimiser_tensors(self) -> dict[str, torch.Tensor]:
         own = {f"weights/{name}": t for name, t in self.critic.state_tensors().items()}
         own |= {f"optimiser/{name}": t for name, t in self.critic.optimiser_tensors().items()}

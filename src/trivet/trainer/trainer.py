@@ -442,11 +442,23 @@ class Trainer:
             logp = self.model.head.logprobs(hidden, at).logp
         return logp.cpu().numpy()
 
+    def check_finite(self) -> None:
+        """Raises TrainingDiverged where a weight is NaN or infinite: it must not reach a file."""
+        bad = [name for name, tensor in self.state_tensors().items() if not tensor.isfinite().all()]
+        if bad:
+            raise TrainingDiverged(
+                f"after {self.updates} updates weights are not finite: {', '.join(bad[:4])} "
+                f"({len(bad)} in all); nothing is written, earlier checkpoints stand. Lower trainer.lr or "
+                "trainer.weight_decay"
+            )
+
     def export(self, directory: Path) -> Path:
         """Write a Hugging Face directory: weights, configuration, generation settings, tokenizer files.
 
         Adapters are merged into the weights; alone they stand in its folder `adapter`, as PEFT reads them.
+        Raises TrainingDiverged for weights that are not finite.
         """
+        self.check_finite()
         if self.adapters is None:
             self.model.export(Path(directory), self.source)
             return Path(directory)

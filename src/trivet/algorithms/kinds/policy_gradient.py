@@ -10,13 +10,16 @@ from trivet.algorithms.registry import PartSpec, make_part, make_parts, register
 
 Bounds = tuple[float, float]
 
+_FRAME = {"credit": "group_normalised", "objective": "ppo_clip", "aggregation": "sequence_mean"}
+"""The frame's own choices: options without a kind go to them."""
+
 
 @register_algorithm("policy_gradient")
 def policy_gradient(
     *,
-    credit: PartSpec = "group_normalised",
-    objective: PartSpec = "ppo_clip",
-    aggregation: PartSpec = "sequence_mean",
+    credit: PartSpec = _FRAME["credit"],
+    objective: PartSpec = _FRAME["objective"],
+    aggregation: PartSpec = _FRAME["aggregation"],
     shaping: list[PartSpec] | tuple[()] = (),
     masks: list[PartSpec] | tuple[()] = (),
     corrections: list[PartSpec] | tuple[()] = (),
@@ -38,6 +41,10 @@ def policy_gradient(
     estimator (k3 unless named) of the distance to the reference, with `kl_weight` above 0; H: the policy's
     entropy. `kl_control`, `entropy_control` move the weights from step to step.
     """
+    credit, objective, aggregation = (
+        {"kind": _FRAME[role], **spec} if isinstance(spec, Mapping) and "kind" not in spec else spec
+        for role, spec in (("credit", credit), ("objective", objective), ("aggregation", aggregation))
+    )
     loss, further = make_part("objective", objective), make_parts("correction", corrections)
     weighing = [part.name for part in (loss, *further) if getattr(part.call, "weigh", False)]
     if tis == "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivet.algorithms.base import Algorithm, StreamSpec
+from trivet.algorithms.base import Algorithm, AlgorithmError, StreamSpec
 from trivet.algorithms.kinds.policy_gradient import Bounds, policy_gradient, preset
 from trivet.algorithms.registry import PartSpec, make_part, register_algorithm
 
@@ -33,5 +33,11 @@ def ppo(*, clip: float | Bounds | None = 0.2, value: PartSpec = "value", **parts
     algorithm = preset(chosen, parts)
     if isinstance(value, dict):
         value = {"kind": "value", **value}
-    critic = StreamSpec("value", make_part("objective", value), algorithm.streams[0].aggregation)
+    loss = make_part("objective", value)
+    if loss.traits.get("model") != "critic" or "column" not in loss.traits:
+        raise AlgorithmError(
+            f"value: {loss.name!r} is no loss of a critic's values against the credit's column 'return'; "
+            "take value, or let yours say model='critic', column='return'"
+        )
+    critic = StreamSpec("value", loss, algorithm.streams[0].aggregation)
     return replace(algorithm, streams=(*algorithm.streams, critic))

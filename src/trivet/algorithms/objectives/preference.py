@@ -192,6 +192,7 @@ class KTO:
     undesirable: Positive = 1.0
     level: ClassVar[Level] = "unit"
     unit: ClassVar[UnitKind] = "rollout"
+    column: ClassVar[str] = "reference_kl"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
     def __call__(self, x: ObjectiveInputs) -> tuple[Tensor, dict[str, Tensor]]:
