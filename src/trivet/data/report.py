@@ -44,10 +44,16 @@ def tables_of(manifest: Mapping[str, Any]) -> list[Table]:
     return [table for table in out if table is not None and table.rows]
 
 
+def _in_order(manifest: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Source and what became of it, as the recipe lists them."""
+    labels = [source.label for source in Data.model_validate(dict(manifest["configuration"])).sources]
+    return [(label, manifest["sources"][label]) for label in labels]
+
+
 def _sources(manifest: Mapping[str, Any]) -> Table:
     columns = ("source", "forms", "rows", "unreadable", "dropped", "examples")
     rows = []
-    for label, one in manifest["sources"].items():
+    for label, one in _in_order(manifest):
         forms = ", ".join(one["formats"]) or "mapped"
         bad, dropped = (sum(one[name].values()) for name in ("bad", "dropped"))
         rows.append((label, forms, one["rows"], bad, dropped, one["examples"]))
@@ -56,7 +62,7 @@ def _sources(manifest: Mapping[str, Any]) -> Table:
 
 def _causes(manifest: Mapping[str, Any]) -> Table:
     rows = []
-    for label, one in manifest["sources"].items():
+    for label, one in _in_order(manifest):
         for cause, count in sorted({**one["bad"], **one["dropped"]}.items(), key=lambda kv: -kv[1]):
             place, text = one["seen"].get(cause, [["", ""]])[0]
             rows.append((label, cause, count, f"{place}: {text}" if place else ""))
@@ -66,7 +72,7 @@ def _causes(manifest: Mapping[str, Any]) -> Table:
 def _done(manifest: Mapping[str, Any]) -> Table:
     rows = [
         (label, kind, name, count)
-        for label, one in manifest["sources"].items()
+        for label, one in _in_order(manifest)
         for kind, key in (("repair or split", "done"), ("warning", "warnings"))
         for name, count in sorted(one[key].items(), key=lambda kv: -kv[1])
     ]
@@ -123,7 +129,7 @@ def mix_tables(composition: Mapping[str, Any]) -> list[Table]:
     ):
         asked = composition.get("asked", {}).get(what, [])
         columns = (*names[what], "asked_share", "achieved_share", "asked", "achieved", "available", "passes")
-        rows = [tuple(row[name] for name in columns) for row in asked]
+        rows = [(*tuple(row[name] for name in columns[:-1]), f"{row['passes']:.2f}") for row in asked]
         out.append(Table(title, tuple(name.replace("_", " ") for name in columns), rows))
     too_long = [(source, count) for source, count in composition.get("too_long", {}).items()]
     return [*out, Table("Longer than a pack, left out of the mix", ("source", "examples"), too_long)]
