@@ -170,6 +170,8 @@ def _mbpp_plus(row: Row) -> Made:
     if not all(isinstance(one, list) for one in inputs):
         raise Dropped("bad_tests")
     tolerance, assertion = row.get("atol"), _code(text(row, "assertion"))
+    if "math." in assertion and "import math" not in assertion:  # one row forgets it
+        assertion = f"import math\n{assertion}"
     tests = {
         "kind": "functional",
         "entry_point": name,
