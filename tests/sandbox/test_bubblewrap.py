@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -69,8 +70,8 @@ def test_files_and_snapshots() -> None:
 
 
 def test_packages_can_be_imported_and_not_changed(tmp_path: Path) -> None:
-    """Cold and warm; the folder is one that only this user may enter."""
-    (tmp_path / "own").mkdir(mode=0o700)
+    """Cold and warm; the folder lies in one that only this user may enter."""
+    (tmp_path / "own").mkdir(mode=0o755)
     (tmp_path / "own" / "mine.py").write_text("value = 7\n")
     template = Template(packages=(tmp_path / "own",))
     code = "import mine; print(mine.value); open(mine.__file__, 'w')"
@@ -88,15 +89,21 @@ def test_packages_can_be_imported_and_not_changed(tmp_path: Path) -> None:
 
 
 def test_mounts_and_what_cannot_be_mounted(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("here")
+    source = tmp_path / "source"
+    source.mkdir(mode=0o755)
+    (source / "a").write_text("here")
 
     async def work(template: Template) -> bytes:
         async with await Bubblewrap().start(template) as sandbox:
             return await sandbox.read("/data/a")
 
-    assert asyncio.run(work(Template(mounts=((tmp_path, "/data"),)))) == b"here"
+    assert asyncio.run(work(Template(mounts=((source, "/data"),)))) == b"here"
     with pytest.raises(SandboxError, match="does not exist"):
         asyncio.run(work(Template(mounts=((tmp_path / "nothing", "/data"),))))
+    if os.geteuid() == 0:
+        source.chmod(0o700)
+        with pytest.raises(SandboxError, match="others may not read"):
+            asyncio.run(work(Template(mounts=((source, "/data"),))))
     with pytest.raises(SandboxError, match="no snapshot"):
         asyncio.run(work(Template(snapshot="../../etc")))
 

@@ -50,7 +50,7 @@ async def _cancelled() -> None:
 
 
 async def _cancelled_start() -> None:
-    for pause in (0.0, 0.01, 0.03, 0.06):
+    for pause in (0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06):
         task = asyncio.create_task(Bubblewrap().start())
         await asyncio.sleep(pause)
         task.cancel()

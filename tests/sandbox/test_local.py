@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.sandbox.conftest import soon
 
 from trivet.sandbox import ExecResult, Limits, Local, PathError, SandboxError, Template, report, shut_down
 
@@ -41,6 +42,15 @@ def test_causes(code: str, limits: Limits, cause: str, exit_code: int) -> None:
     result = once(code, limits, b"hello\n")
     assert (result.cause, result.exit_code) == (cause, exit_code), result
     assert len(result.stdout) <= limits.output_bytes
+
+
+@pytest.mark.parametrize("wait", [0, 60])
+def test_what_a_program_starts_ends_with_it(tmp_path: Path, wait: int) -> None:
+    pid = tmp_path / "pid"
+    code = f"import os; os.system('setsid sleep 1000 & echo $! > {pid}'); import time; time.sleep({wait})"
+    result = once(code, Limits(wall_s=1.0 if wait else 10.0))
+    assert result.cause == ("timeout" if wait else "ok")
+    assert soon(lambda: not Path(f"/proc/{int(pid.read_text())}").is_dir())
 
 
 def test_the_environment_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,8 @@ class Walls:
     def _bind(self, source: Path, target: str) -> None:
         if not source.exists():
             raise FileNotFoundError(f"{source} does not exist")
+        if os.geteuid() == 0 and not source.stat().st_mode & 0o004:
+            raise PermissionError(f"{source}: others may not read it, and root's sandboxes run as nobody")
         self._argv += ["--ro-bind", f"{{bind:{len(self.binds)}}}", target]
         self.binds.append(str(source))
 
@@ -324,18 +326,26 @@ class BubblewrapSandbox:
         order |= {"op": "exec", "init": self._init, "limits": asdict(limits), "lifetime_s": wall_s + 1.0}
         order |= {"filter": seccomp.program().hex(), "memory": limits.memory_mb << 20}
 
-        def work(scope: Scope) -> ExecResult:
-            theirs, ours = pipes()
-            try:
-                line = self._keeper.order(order, theirs)
-            except SandboxError:
-                close_all(ours)
-                raise
-            finally:
-                close_all(theirs)
-            program = Running(line, ours, stdin, limits.output_bytes, wall_s)
-            program.limited_to(limits.cpu_s)
-            scope.add(program)
-            return program.wait()
+        return await run_order(self._keeper, order, stdin, limits, wall_s)
 
-        return await served(work)
+
+async def run_order(
+    keeper: Client, order: dict[str, Any], stdin: bytes, limits: Limits, wall_s: float
+) -> ExecResult:
+    """Have the keeper run one program, serve its pipes, and wait for its end."""
+
+    def work(scope: Scope) -> ExecResult:
+        theirs, ours = pipes()
+        try:
+            line = keeper.order(order, theirs)
+        except SandboxError:
+            close_all(ours)
+            raise
+        finally:
+            close_all(theirs)
+        program = Running(line, ours, stdin, limits.output_bytes, wall_s)
+        program.limited_to(limits.cpu_s)
+        scope.add(program)
+        return program.wait()
+
+    return await served(work)

@@ -46,7 +46,7 @@ _SPACES = (
 
 @dataclass(slots=True)
 class Job:
-    """A sandbox (`start`) or a command in one (`exec`).
+    """A sandbox (`start`), a command in one (`exec`), or a command without walls (`bare`).
 
     `pid` is the keeper's child, `init` the sandbox's first process.
     """
@@ -131,9 +131,9 @@ class Keeper:
     def _start(self, order: dict[str, Any], line: socket.socket, given: list[int]) -> None:
         sandbox = order["op"] == "start"
         deadline = time.monotonic() + order["lifetime_s"]
-        spaces = (
-            [] if sandbox else [os.open(f"/proc/{order['init']}/ns/{n}", os.O_RDONLY) for n, _ in _SPACES]
-        )
+        spaces: list[int] = []
+        if order["op"] == "exec":
+            spaces = [os.open(f"/proc/{order['init']}/ns/{name}", os.O_RDONLY) for name, _ in _SPACES]
         info = os.pipe() if sandbox else (-1, -1)
         group = self._group(order)
         try:
@@ -211,7 +211,13 @@ class Keeper:
                 self._select.unregister(job.info)
                 os.close(job.info)
 
+    def _sweep(self) -> None:
+        """Kill what came to us as an orphan: a child of bwrap, killed before the two were tied, say."""
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+            _signal([pid for pid in map(int, file.read().split()) if pid not in self._jobs], signal.SIGKILL)
+
     def _watch(self) -> None:
+        self._sweep()
         self._leaving = [group for group in self._leaving if not groups.remove(group)]
         now = time.monotonic()
         for job in list(self._jobs.values()):
@@ -238,7 +244,7 @@ class Keeper:
                 break
             _signal(below, signal.SIGKILL)
         else:
-            _signal([job.init], signal.SIGKILL)
+            _signal([job.init] if job.init else [], signal.SIGKILL)
         _signal([*supervisors, job.pid], signal.SIGKILL)
 
     def _end(self) -> None:
@@ -247,8 +253,11 @@ class Keeper:
         limit = time.monotonic() + 10.0
         while self._jobs and time.monotonic() < limit:
             self._reap()
+            self._sweep()
             time.sleep(0.005)
         while self._leaving and time.monotonic() < limit:
+            self._sweep()
+            self._reap()
             self._leaving = [group for group in self._leaving if not groups.remove(group)]
             time.sleep(0.005)
         if self._folder:
@@ -336,17 +345,11 @@ def _lend(paths: list[str], folder: str) -> list[str]:
 
 
 def _exec_child(order: dict[str, Any], line: socket.socket, given: list[int], own: list[int]) -> None:
-    """Join the sandbox, fork into its process namespace, and wait there for the program."""
-    spaces = own[:-1]
+    """Join the sandbox (if any), fork into its process namespace, and wait there for the program."""
     os.setsid()
-    syscalls.hide()
-    _become_nobody()
-    syscalls.die_with_parent()
-    for fd, (_, kind) in zip(spaces, _SPACES, strict=True):
-        syscalls.setns(fd, kind)
-    for fd in spaces:
-        os.close(fd)
-    syscalls.hide()
+    walled = order["op"] == "exec"
+    if walled:
+        _join(own[:-1])
     syscalls.die_with_parent()  # a change of credentials undoes it
     supervisor = os.fork()
     if supervisor:
@@ -356,18 +359,36 @@ def _exec_child(order: dict[str, Any], line: socket.socket, given: list[int], ow
         _exit_as(supervisor)
     syscalls.die_with_parent()
     syscalls.become_subreaper()
-    syscalls.drop_capabilities()
+    if walled:
+        syscalls.drop_capabilities()
     program = os.fork()
     if program:
         syscalls.close_from(0)
-        _exit_as(program)
+        _exit_as(program, sweep=not walled)
     _program(order, line, given)
 
 
-def _exit_as(pid: int) -> None:
+def _join(spaces: list[int]) -> None:
+    syscalls.hide()
+    _become_nobody()
+    syscalls.die_with_parent()
+    for fd, (_, kind) in zip(spaces, _SPACES, strict=True):
+        syscalls.setns(fd, kind)
+    for fd in spaces:
+        os.close(fd)
+    syscalls.hide()
+
+
+def _exit_as(pid: int, *, sweep: bool = False) -> None:
+    """Wait for `pid` and end as it did; with `sweep` all else below this process ends first."""
     while True:
         done, status = os.waitpid(-1, 0)
         if done == pid:
+            for _ in range(_KILL_TRIES if sweep else 0):
+                below = [child for child in descendants(os.getpid())[1:] if not _is_zombie(child)]
+                if not below:
+                    break
+                _signal(below, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
 
@@ -386,8 +407,8 @@ def _program(order: dict[str, Any], line: socket.socket, given: list[int]) -> No
     line = socket.socket(fileno=line_fd)
     os.chdir(order["cwd"])
     syscalls.set_limits(order["limits"])
-    syscalls.drop_capabilities()
-    if order["filter"]:
+    if order["op"] == "exec":
+        syscalls.drop_capabilities()
         syscalls.filter_calls(bytes.fromhex(order["filter"]))
     if "file" in order:
         os._exit(files.serve(order["file"]))

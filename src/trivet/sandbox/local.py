@@ -1,25 +1,20 @@
 """No sandbox at all: programs run as this user, on this machine. For programs that are trusted anyway.
 
-Limits hold as far as rlimits and process groups go, which a program can leave. There are no walls.
+Limits hold (but the number of processes), and what a program starts is found and ended. There are no walls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import resource
 import shutil
-import signal
-import sys
 import tempfile
-import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, Self
 
 from trivet.sandbox.base import (
     Capabilities,
-    Cause,
     ExecResult,
     Limits,
     PathError,
@@ -27,16 +22,14 @@ from trivet.sandbox.base import (
     Tag,
     Template,
 )
+from trivet.sandbox.bubblewrap import run_order
 from trivet.sandbox.client import ONE_THREAD, client
-
-_CHUNK = 1 << 16
-_SETUP = "import resource as r, os, sys; exec(sys.argv[1]); os.nice(19); os.execvp(sys.argv[2], sys.argv[2:])"
 
 
 class Local:
     """The backend without walls. Refuses unless `i_trust_this_code` is said."""
 
-    capabilities = Capabilities(network=True, memory_limit="none")
+    capabilities = Capabilities(network=True, background=False, memory_limit="watch")
 
     def __init__(self, *, i_trust_this_code: bool = False, tag: Tag | None = None) -> None:
         if not i_trust_this_code:
@@ -80,7 +73,7 @@ class Local:
 
 
 class LocalSandbox:
-    """A folder, and the process groups started in it; see `Sandbox`."""
+    """A folder that programs start in; see `Sandbox`."""
 
     def __init__(
         self, backend: Local, folder: Path, limits: Limits, env: dict[str, str], template: Template
@@ -91,7 +84,6 @@ class LocalSandbox:
         if template.packages:
             self._env["PYTHONPATH"] = os.pathsep.join(map(str, template.packages))
         self._env |= env
-        self._groups: set[int] = set()
         self._closed = False
 
     @property
@@ -111,50 +103,18 @@ class LocalSandbox:
         env: dict[str, str] | None = None,
         cwd: str | None = None,
     ) -> ExecResult:
-        """Run a program; see `Sandbox.exec`. Only its process group is killed."""
+        """Run a program; see `Sandbox.exec`. What it leaves behind ends with it."""
         if self._closed:
             raise SandboxError("the sandbox is closed")
         if not argv:
             raise ValueError("a sandbox needs the name of a program to run")
         limits = limits or self._limits
-        begin = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _SETUP, _rlimits(limits), *argv),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**self._env, **(env or {})},
-            cwd=self._path(cwd or "."),
-            start_new_session=True,
-        )
-        self._groups.add(process.pid)
-        flooded = asyncio.Event()
-        out, err = bytearray(), bytearray()
-        tasks = [
-            asyncio.ensure_future(_feed(process, stdin)),
-            asyncio.ensure_future(_collect(process.stdout, out, limits.output_bytes, flooded)),
-            asyncio.ensure_future(_collect(process.stderr, err, limits.output_bytes, flooded)),
-        ]
-        ended, flood = asyncio.ensure_future(process.wait()), asyncio.ensure_future(flooded.wait())
-        cause: Cause | None = None
-        try:
-            wall = limits.wall_s if timeout is None else timeout
-            await asyncio.wait({ended, flood}, timeout=wall, return_when=asyncio.FIRST_COMPLETED)
-            if flooded.is_set() or not ended.done():
-                cause = "output" if flooded.is_set() else "timeout"
-                _kill(process.pid)
-            code = await ended
-            await asyncio.wait(tasks, timeout=0.5)  # others may hold the pipes
-            cause = "output" if flooded.is_set() else cause
-        except asyncio.CancelledError:
-            _kill(process.pid)
-            await process.wait()
-            raise
-        finally:
-            for task in (*tasks, ended, flood):
-                task.cancel()
-        code = code if code >= 0 else 128 - code
-        return ExecResult(bytes(out), bytes(err), code, cause or _cause(code, err), time.monotonic() - begin)
+        wall_s = limits.wall_s if timeout is None else timeout
+        bounds = asdict(limits) | {"processes": 0}
+        order = {"op": "bare", "init": 0, "limits": bounds, "lifetime_s": wall_s + 1.0}
+        order |= {"argv": argv, "env": {**self._env, **(env or {})}, "cwd": str(self._path(cwd or "."))}
+        order["memory"] = limits.memory_mb << 20
+        return await run_order(client(), order, stdin, limits, wall_s)
 
     async def read(self, path: str, limit_bytes: int = 16 << 20) -> bytes:
         try:
@@ -193,13 +153,11 @@ class LocalSandbox:
         return target.name
 
     async def close(self) -> None:
-        """Kill the process groups that were started, and remove the folder."""
+        """Remove the folder."""
         if self._closed:
             return
         self._closed = True
         self._backend.forget(self)
-        for group in self._groups:
-            _kill(group)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
@@ -207,49 +165,3 @@ class LocalSandbox:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _rlimits(limits: Limits) -> str:
-    """Statements that set what can be set without walls; a process count would be the user's."""
-    pairs = [
-        (resource.RLIMIT_CPU, limits.cpu_s),
-        (resource.RLIMIT_AS, limits.memory_mb << 20),
-        (resource.RLIMIT_NOFILE, limits.files),
-        (resource.RLIMIT_FSIZE, limits.file_mb << 20),
-        (resource.RLIMIT_CORE, 0),
-    ]
-    return "; ".join(f"r.setrlimit({int(kind)}, ({value}, {value}))" for kind, value in pairs)
-
-
-def _cause(code: int, stderr: bytearray) -> Cause:
-    if code == 0:
-        return "ok"
-    if code in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):
-        return "timeout" if code == 128 + signal.SIGXCPU else "killed"
-    if code == 1 and bytes(stderr).rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
-        return "memory"
-    return "killed" if 128 < code < 193 else "exit"
-
-
-async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
-    if process.stdin is not None:
-        with contextlib.suppress(ConnectionError):  # the program closed its stdin
-            process.stdin.write(data)
-            await process.stdin.drain()
-        process.stdin.close()
-
-
-async def _collect(
-    stream: asyncio.StreamReader | None, into: bytearray, limit: int, flooded: asyncio.Event
-) -> None:
-    while stream is not None and (data := await stream.read(_CHUNK)):
-        room = limit - len(into)
-        into += data[:room]
-        if len(data) > room:
-            flooded.set()
-            return

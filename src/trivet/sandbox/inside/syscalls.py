@@ -85,7 +85,6 @@ def set_limits(limits: dict[str, Any], *, sharp_cpu: bool = False) -> None:
     pairs = [
         (resource.RLIMIT_CPU, cpu, cpu if sharp_cpu else cpu + 1),
         (resource.RLIMIT_AS, limits["memory_mb"] << 20, 0),
-        (resource.RLIMIT_NPROC, limits["processes"], 0),
         (resource.RLIMIT_NOFILE, limits["files"], 0),
         (resource.RLIMIT_FSIZE, limits["file_mb"] << 20, 0),
         (resource.RLIMIT_CORE, 0, 0),
@@ -93,6 +92,8 @@ def set_limits(limits: dict[str, Any], *, sharp_cpu: bool = False) -> None:
         (resource.RLIMIT_MSGQUEUE, 0, 0),
         (resource.RLIMIT_SIGPENDING, 256, 0),
     ]
+    if limits["processes"]:  # without a user namespace it would count the user's processes everywhere
+        pairs.append((resource.RLIMIT_NPROC, limits["processes"], 0))
     for kind, soft, hard in pairs:
         ceiling = resource.getrlimit(kind)[1]
         most = hard or soft
