@@ -10,6 +10,7 @@ from tests.docs.pages import ROOT
 from trivet.recipe import load_recipe
 from trivet.recipe.schema import TinyModel
 from trivet.rewards.load import load_file
+from trivet.sandbox import report
 
 EXAMPLES = ROOT / "examples"
 
@@ -28,6 +29,13 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: st
 def test_recipes_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["stages.rl.steps=1", "stages.rl.batch.prompts=4", "eval.tasks.0.limit=4", "eval.at_start=false"]
     assert "eval/digits/pass@1" in run(name, tmp_path, monkeypatch, *small)
+
+
+def test_programs_are_run_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not {name: holds for name, holds, _ in report()}["bubblewrap"]:
+        pytest.skip("no bubblewrap here")
+    small = ["stages.sft.steps=2", "stages.rl.steps=1", "stages.rl.batch.prompts=4", "eval.tasks.0.limit=4"]
+    assert run("programs.yaml", tmp_path, monkeypatch, *small)["eval/programs/pass@1"] == 0
 
 
 @pytest.mark.slow

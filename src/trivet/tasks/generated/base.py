@@ -47,6 +47,7 @@ _HOMES = {
     "sorting": "words",
     "transforms": "words",
     "constraints": "constraints",
+    "programs": "programs",
 }
 _REGISTERED: dict[str, Generator] = {}
 
