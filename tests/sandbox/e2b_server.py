@@ -98,6 +98,7 @@ class E2BServer:
         self._backend = backend
         self.live: dict[str, Live] = {}
         self.pids = _FIRST_PID
+        self.delay_s = 0.0  # how long a sandbox takes to be made
         self.refuse = 0  # so many of the next control requests answer 500
         self._snapshots: dict[str, str] = {}
         self._programs = process_connect.ProcessASGIApplication(Programs(self))
@@ -179,6 +180,7 @@ class E2BServer:
         wanted = order["templateID"]
         if wanted not in ("base", *self._snapshots):
             return 404, {"code": 404, "message": f"template {wanted!r} not found"}
+        await asyncio.sleep(self.delay_s)
         template = Template(snapshot=self._snapshots.get(wanted, ""))
         sandbox = await self._backend.start(template, limits=_ROOM)
         name, now = f"i{secrets.token_hex(8)}", time.time()

@@ -138,6 +138,21 @@ def test_nothing_is_left(make: Callable[..., Container], state: Path) -> None:
     _run(make(tag=Tag(f"left-{os.getpid()}")), body)
 
 
+def test_a_cancelled_start_leaves_nothing(make: Callable[..., Container]) -> None:
+    async def body(backend: Container) -> None:
+        filters = [f"--filter=label=trivet.label={backend.tag.label}"]
+        for delay in (0.0, 0.01, 0.05):
+            task = asyncio.ensure_future(backend.start())
+            await asyncio.sleep(delay)
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                await task.result().close()
+            assert (await backend.call("ps", "--all", "--quiet", *filters)).split() == []
+
+    _run(make(tag=Tag(f"cancelled-{os.getpid()}")), body)
+
+
 def test_the_reaper_removes_only_what_dead_owners_left(
     make: Callable[..., Container], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,22 @@ def test_nothing_is_left_on_the_server() -> None:
     _run(body)
 
 
+def test_a_cancelled_start_leaves_nothing() -> None:
+    async def body(server: E2BServer, backend: E2B) -> None:
+        server.delay_s = 0.5
+        task = asyncio.ensure_future(backend.start())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert server.pids == 1000 and server.live == {}
+        server.delay_s = 0.0
+        async with await backend.start() as box:
+            assert (await box.exec(["true"])).ok
+
+    _run(body)
+
+
 def test_the_server_ends_what_has_passed_its_deadline() -> None:
     async def body(server: E2BServer, backend: E2B) -> None:
         box = await backend.start()

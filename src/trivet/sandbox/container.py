@@ -35,7 +35,7 @@ from trivet.sandbox.base import (
     Template,
 )
 from trivet.sandbox.client import ONE_THREAD, owner_name
-from trivet.sandbox.remote import alive, kill_script, limits_script, new_mark, verdict
+from trivet.sandbox.remote import alive, finished, kill_script, limits_script, new_mark, verdict
 
 WORK = "/work"
 ENGINES = ("docker", "podman")
@@ -352,7 +352,9 @@ class Container:
         sandbox = ContainerSandbox(self, name, limits, {"HOME": WORK, **ONE_THREAD, **(env or {})})
         self._live.add(sandbox)
         try:
-            await self.call("run", *self._options(name, template, limits, network))
+            await finished(
+                self.call("run", *self._options(name, template, limits, network)), lambda _: sandbox.close()
+            )
             if template.snapshot:
                 await sandbox.restore(template.snapshot)
         except BaseException:  # also when cancelled: the engine may have started it all the same

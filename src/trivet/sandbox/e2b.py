@@ -33,7 +33,7 @@ from trivet.sandbox.base import (
     Template,
 )
 from trivet.sandbox.client import owner_name
-from trivet.sandbox.remote import alive, kill_script, new_mark, program_script, verdict
+from trivet.sandbox.remote import alive, finished, kill_script, new_mark, program_script, verdict
 
 _CAPABILITIES = Capabilities(
     network=True,
@@ -378,22 +378,30 @@ class E2B:
         if not (self._options.get("api_key") or os.environ.get("E2B_API_KEY")):
             raise SandboxError("the e2b backend needs a key: set E2B_API_KEY, or give api_key")
         name = template.snapshot or template.image or self.template
-        with _translated(f"starting an E2B sandbox from {name}"):
-            # The server's own default lifetime may be as short as 15 s: it is always given.
-            remote = await _sdk().AsyncSandbox.create(
-                template=name,
-                timeout=max(1, int(self.tag.lifetime_s)),
-                metadata={
-                    "trivet": self.tag.label,
-                    "trivet_host": socket.gethostname(),
-                    "trivet_owner": owner_name(os.getpid()),
-                },
-                allow_internet_access=network == "host",
-                **self._options,
-            )
+        remote = await finished(self._create(name, network), self._undo)
         sandbox = E2BSandbox(self, remote, limits or Limits(), dict(env or {}))
         self._live.add(sandbox)
         return sandbox
+
+    async def _create(self, name: str, network: Literal["none", "host"]) -> Any:
+        metadata = {
+            "trivet": self.tag.label,
+            "trivet_host": socket.gethostname(),
+            "trivet_owner": owner_name(os.getpid()),
+        }
+        with _translated(f"starting an E2B sandbox from {name}"):
+            # The server's own default lifetime may be as short as 15 s: it is always given.
+            return await _sdk().AsyncSandbox.create(
+                template=name,
+                timeout=max(1, int(self.tag.lifetime_s)),
+                metadata=metadata,
+                allow_internet_access=network == "host",
+                **self._options,
+            )
+
+    async def _undo(self, remote: Any) -> None:
+        with _translated("ending a sandbox that nobody waits for"):
+            await remote.kill(request_timeout=self.request_timeout_s)
 
     def forget(self, sandbox: E2BSandbox) -> None:
         self._live.discard(sandbox)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import shlex
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from trivet.sandbox.base import Cause, Limits, SandboxError
 from trivet.sandbox.client import owner_name
 
+T = TypeVar("T")
 _MARK = "TRIVET_EXEC"
 _SIGXCPU = 128 + 24
 
@@ -85,3 +90,18 @@ def alive(owner: str) -> bool:
         return pid.isdigit() and owner_name(int(pid)) == owner
     except SandboxError:
         return False
+
+
+async def finished(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
+    """The result of `work`, which has time limits of its own. If cancelled, what it still makes is undone.
+
+    A server that was asked for a sandbox makes it although nobody waits any more.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        with contextlib.suppress(SandboxError):  # it was not made, or ends at its deadline
+            await undo(task.result())
+        raise
