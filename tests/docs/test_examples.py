@@ -35,6 +35,7 @@ def test_programs_are_run_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.Monke
     if not {name: holds for name, holds, _ in report()}["bubblewrap"]:
         pytest.skip("no bubblewrap here")
     small = ["stages.sft.steps=2", "stages.rl.steps=1", "stages.rl.batch.prompts=4", "eval.tasks.0.limit=4"]
+    small += [f"stages.{stage}.trainer.warmup_steps=0" for stage in ("sft", "rl")]
     assert run("programs.yaml", tmp_path, monkeypatch, *small)["eval/programs/pass@1"] == 0
 
 
