@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -41,9 +42,7 @@ class Client:
         reap()
         self.owner = owner_name(os.getpid())
         self.pid = os.getpid()
-        base = base_folder()
-        base.mkdir(mode=0o711, parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.owner}-", dir=base))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.owner}-", dir=own_base_folder()))
         self._groups = f"{groups.PREFIX}{self.folder.name}-"
         self.folder.chmod(0o711)  # the sandboxes' user walks through it to what is lent to them
         (self.folder / "m").mkdir(0o711)
@@ -92,6 +91,9 @@ class Client:
                 raise SandboxError(f"the process that keeps the sandboxes is gone ({error})") from error
         return ours
 
+    def let_go(self) -> None:
+        self._control.close()
+
     def close(self) -> None:
         """End every sandbox of this process and remove the folder."""
         if self.pid != os.getpid():
@@ -131,13 +133,32 @@ def shut_down() -> None:
     reap()
 
 
+def _forget() -> None:
+    """A forked child lets go of its parent's keeper, which could else not see the parent's end."""
+    global _client, _lock
+    if _client is not None:
+        _client.let_go()
+    _client, _lock = None, threading.Lock()
+
+
 atexit.register(shut_down)
+os.register_at_fork(after_in_child=_forget)
 
 # -- owners and what they left ---------------------------------------------------------------------
 
 
 def base_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"trivet-sandbox-{os.getuid()}"
+
+
+def own_base_folder() -> Path:
+    """`base_folder`, made if absent. SandboxError if another could change it: its name can be guessed."""
+    base = base_folder()
+    base.mkdir(mode=0o711, parents=True, exist_ok=True)
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise SandboxError(f"{base} is not this user's alone: remove it, or set TMPDIR to another folder")
+    return base
 
 
 def owner_name(pid: int) -> str:
@@ -190,7 +211,7 @@ def reap() -> list[str]:
         if len(parts) > 2 and _started(int(parts[0])) != parts[1] and groups.remove(group):
             gone.append(Path(group).name)
     base = base_folder()
-    if base.is_dir() and base.stat().st_uid == os.getuid():
+    if not base.is_symlink() and base.is_dir() and base.stat().st_uid == os.getuid():
         for folder in base.iterdir():
             parts = folder.name.split("-")
             if len(parts) >= 2 and parts[0].isdigit() and _started(int(parts[0])) != parts[1]:
