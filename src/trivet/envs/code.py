@@ -20,9 +20,10 @@ _KEPT = 4096
 class Code(SingleTurn):
     """Reward 1 when the last ```python block passes every test in `payload["tests"]`, else 0.
 
-    The limits and `stop_early` are those of `CodeVerifier`. A task without a system message is given the one of
-    its kind, which says in what form to answer; `prompts: false` leaves tasks as they are. `check_reference`:
-    a task whose own worked answer (`payload["response"]`) does not pass is unscored, found out once.
+    The limits and `stop_early` are those of `CodeVerifier`. A task without a system message is given the one
+    of its kind, which says in what form to answer; `prompts: false` leaves tasks as they are.
+    `check_reference`: a task whose own worked answer (`payload["response"]`) does not pass is unscored, found
+    out once.
     """
 
     def __init__(

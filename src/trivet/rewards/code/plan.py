@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -161,7 +162,10 @@ def _functional(tests: Mapping[str, Any], problem: str, max_tests: int) -> Plan:
         plan.setup = "\n".join([before, *readers.setup])
         known = {entry.split(".")[0]} if "." not in entry else set()
         trees = [_parse(source, "tests") for source in (plan.setup, *(one.source for one in plan.scripts))]
-        plan.names = sorted(_free(trees) - known)
+        free = _free(trees) - known
+        modules = {name for name in free if name in sys.stdlib_module_names} - _called(trees)
+        plan.setup = "\n".join([*(f"import {name}" for name in sorted(modules)), plan.setup])
+        plan.names = sorted(free - modules)
     return plan
 
 
@@ -313,6 +317,11 @@ def _free(trees: Sequence[ast.AST]) -> set[str]:
         elif isinstance(node, ast.ExceptHandler) and node.name:
             bound.add(node.name)
     return used - bound - _BUILT_IN
+
+
+def _called(trees: Sequence[ast.AST]) -> set[str]:
+    calls = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return {node.func.id for node in calls if isinstance(node.func, ast.Name)}
 
 
 # -- reading ---------------------------------------------------------------------------------------

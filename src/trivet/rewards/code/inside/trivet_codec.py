@@ -2,13 +2,14 @@
 
 None, bool, float, str and lists stand for themselves, as do small ints. All else is an object with one key:
 `i` int (hexadecimal), `c` complex, `b` bytes, `B` bytearray, `t` tuple, `s` set, `z` frozenset, `d` dict
-(pairs), `q` deque, `r` range, `F` Fraction, `D` Decimal, `I` an iterator's items, `o` an object that stays
-where it is (its number), `n` a name on the other side. Values of subclasses travel as their base's: their
-methods are not asked.
+(pairs), `q` deque, `r` range, `F` Fraction, `D` Decimal, `I` an iterator's items, `y` a built-in class, `o`
+an object that stays where it is (its number), `n` a name on the other side. Values of subclasses travel as
+their base's: their methods are not asked.
 """
 
 from __future__ import annotations
 
+import builtins
 import itertools
 from collections import deque
 from collections.abc import Callable
@@ -58,6 +59,8 @@ class Encoder:
 
     def _other(self, value: Any, depth: int) -> Any:
         kind = type(value)
+        if kind is type and value.__module__ == "builtins" and vars(builtins).get(value.__name__) is value:
+            return {"y": value.__name__}
         if kind.__module__ == "fractions" and kind.__name__ == "Fraction":
             return {"F": [self(value.numerator, depth + 1), self(value.denominator, depth + 1)]}
         if kind.__module__ == "decimal" and kind.__name__ == "Decimal":
@@ -117,6 +120,13 @@ def _decimal(found: Any) -> Any:
     return Decimal(found)
 
 
+def _class(found: Any) -> type:
+    value = vars(builtins)[found]
+    if not isinstance(value, type):
+        raise CodecError(f"{found!r} is no class")
+    return value
+
+
 class Decoder:
     """`look_up(tag, found)` gives the objects of the tags `o` and `n`."""
 
@@ -164,4 +174,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "B": bytearray.fromhex,
     "F": _fraction,
     "D": _decimal,
+    "y": _class,
 }

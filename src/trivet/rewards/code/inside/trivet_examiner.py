@@ -39,8 +39,7 @@ def _keep(value: Any) -> Any:
 
 
 def _look_up(tag: str, found: Any) -> Any:
-    if tag == "o":
-        State.weak = True
+    State.weak = True
     return Remote({tag: found})
 
 
