@@ -80,7 +80,7 @@ def test_nothing_is_left_after(way) -> None:  # type: ignore[no-untyped-def]
 
 
 _OWNER = """
-import asyncio, sys
+import asyncio, os, time
 from trivet.sandbox import Bubblewrap, Limits, ZygotePool
 async def main():
     sandbox, pool = await Bubblewrap().start(), ZygotePool(1)
@@ -91,6 +91,10 @@ async def main():
     tasks = [asyncio.create_task(task) for task in tasks]
     await asyncio.sleep(1.0)
     print("ready", flush=True)
+    if os.fork() == 0:  # a child that lives on holds nothing
+        os.close(1)
+        time.sleep(20)
+        os._exit(0)
     await asyncio.gather(*tasks)
 asyncio.run(main())
 """

@@ -170,6 +170,11 @@ def test_an_interpreter_that_dies_at_work_is_nobodys_verdict(walls: None) -> Non
     asyncio.run(work())
 
 
+def test_a_program_cannot_have_more_than_its_pool(pool: ZygotePool) -> None:
+    with pytest.raises(ValueError, match="memory_mb 4096, its pool has 512"):
+        run(pool, "pass", limits=Limits(memory_mb=4096))
+
+
 def test_bad_settings() -> None:
     with pytest.raises(ValueError, match="at least one"):
         ZygotePool(0)

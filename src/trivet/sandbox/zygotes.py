@@ -227,6 +227,8 @@ class Program(Running):
 class ZygotePool:
     """`size` warm interpreters. Use as an asynchronous context manager, or call `close`.
 
+    `limits` are the default of programs, and the most memory and disk that one may ask for.
+
     `preload` names further modules to load before programs are forked (found in the template's `packages`).
     Programs run with the template's packages importable, hashes fixed (PYTHONHASHSEED=0), and no network.
     """
@@ -242,6 +244,10 @@ class ZygotePool:
     ) -> None:
         if size < 1:
             raise ValueError(f"a pool needs at least one interpreter, not {size}")
+        if template is not None and template.snapshot:
+            raise ValueError(
+                "programs in warm interpreters start in an empty folder: no snapshot can be given"
+            )
         self.limits = limits or Limits()
         self.counters = Counters()
         self._how = (template or Template(), [*PRELOAD, *preload], self.limits, tag or Tag())
@@ -290,6 +296,10 @@ class ZygotePool:
         self, source: str, stdin: bytes, limits: Limits, *, talks: bool, scope: Scope | None = None
     ) -> Iterator[Program]:
         """Start a program, for blocking use; it is killed when left without `finish`."""
+        for name in ("memory_mb", "disk_mb"):
+            if getattr(limits, name) > getattr(self.limits, name):
+                most = getattr(self.limits, name)
+                raise ValueError(f"a program asks for {name} {getattr(limits, name)}, its pool has {most}")
         zygote = self._take(limits.wall_s)
         kept: _Zygote | None = None
         try:
