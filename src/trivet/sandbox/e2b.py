@@ -337,7 +337,7 @@ class E2B:
         sandbox_url: str = "",
         http_version: Literal["", "1.1", "2"] = "",
         request_timeout_s: float = 60.0,
-        workdir: str = "/home/user",
+        workdir: str = posixpath.join("/", "home", "user"),
         tag: Tag | None = None,
     ) -> None:
         if not request_timeout_s > 0:
