@@ -6,6 +6,7 @@ row (or one Parquet batch) in memory, however large the file is.
 
 from __future__ import annotations
 
+import codecs
 import glob
 import gzip
 import json
@@ -87,6 +88,8 @@ def find_files(source: str, split: str = "train") -> list[Path]:
     for one in found:
         if not _suffix(one):
             raise SourceError(f"{one}: unknown kind of file; known are {', '.join(SUFFIXES)}")
+        if not _encoded(str(one)):
+            raise SourceError(f"{str(one)!r}: the name is not UTF-8; rename the file")
     return found
 
 
@@ -264,6 +267,8 @@ def _wide(path: Path) -> bool:
 def _is_array(path: Path) -> bool:
     """One JSON document (a list of rows, or a row over several lines), rather than a document a line."""
     head = _head(path)
+    if _wide(path):
+        head = head.decode("utf-16", "ignore").encode()
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     line, end, rest = text.partition(b"\n")
     try:
@@ -298,9 +303,8 @@ def read(piece: Piece) -> Iterator[Row | BadRow]:
 def _row(value: Any, place: str) -> Row | BadRow:
     if isinstance(value, dict):
         return Row(value, place)
-    return BadRow(
-        "not_an_object", f"a row is an object with columns, this is a {type(value).__name__}", place
-    )
+    text = f"a row is an object with columns, this is a {type(value).__name__}"
+    return BadRow("not_an_object", text, place)
 
 
 def _parse(text: bytes | str, place: str) -> Row | BadRow:
@@ -317,10 +321,7 @@ def _parse(text: bytes | str, place: str) -> Row | BadRow:
 def _lines(piece: Piece) -> Iterator[Row | BadRow]:
     path = Path(piece.path)
     if piece.stop < 0 and _wide(path):
-        with open(path, encoding="utf-16") as text:
-            for number, line in enumerate(text, 1):
-                if line.strip():
-                    yield _parse(line, f"{piece.path}:{number}")
+        yield from _wide_lines(piece.path)
         return
     with _opened(path) as file:
         at, number = piece.start, piece.first - 1
@@ -345,42 +346,62 @@ def _lines(piece: Piece) -> Iterator[Row | BadRow]:
                 yield _parse(line, place)
 
 
+def _wide_lines(path: str) -> Iterator[Row | BadRow]:
+    """Lines in UTF-16. Half a letter stays in its row, where normalising refuses it."""
+    decoder = codecs.getincrementaldecoder("utf-16")("surrogatepass")
+    held, number, block = "", 0, b"-"
+    with _opened(path) as file:
+        while block:
+            block = file.read(_BLOCK)
+            try:
+                held += decoder.decode(block, not block)
+            except UnicodeDecodeError as error:
+                yield BadRow("bad_encoding", f"not UTF-16: {error.reason}", f"{path}:{number + 1}")
+                return
+            *lines, held = held.split("\n")
+            for line in lines if block else [*lines, held]:
+                number += 1
+                if line.strip():
+                    yield _parse(line, f"{path}:{number}")
+
+
 def _array(piece: Piece) -> Iterator[Row | BadRow]:
     """Elements one after the other; the text read is never longer than the longest of them, twice."""
     decoder = json.JSONDecoder()
     with _opened(piece.path) as file:
-        text = _Text(file)
-        if text.peek() == "{":
-            yield _parse(text.rest(), piece.path)
-            return
-        text.skip(1)  # the bracket
-        number = 0
-        while (sign := text.peek()) not in ("]", ""):
-            if sign == ",":
-                text.skip(1)
-                continue
-            place = f"{piece.path}[{number}]"
-            try:
-                value = text.value(decoder)
-            except ValueError as error:
-                yield BadRow("broken_json", f"{error}; the rest of the list cannot be read", place)
+        text = _Text(file, "utf-16" if _wide(Path(piece.path)) else "utf-8-sig")
+        place, number = piece.path, 0
+        try:
+            if text.peek() == "{":
+                yield _parse(text.rest(), place)
                 return
-            yield _row(value, place)
-            number += 1
-        if sign != "]":
-            yield BadRow(
-                "broken_json", "the list is not closed: the file breaks off", f"{piece.path}[{number}]"
-            )
+            text.skip(1)  # the bracket
+            while (sign := text.peek()) not in ("]", ""):
+                if sign == ",":
+                    text.skip(1)
+                    continue
+                place = f"{piece.path}[{number}]"
+                value, encoded = text.value(decoder)
+                yield _row(value, place) if encoded else BadRow("bad_encoding", "not UTF-8", place)
+                number += 1
+            place = f"{piece.path}[{number}]"
+            if sign != "]":
+                yield BadRow("broken_json", "the list is not closed: the file breaks off", place)
+            elif text.skip(1) or text.peek():
+                yield BadRow("broken_json", "more stands behind the end of the list; it is not read", place)
+        except ValueError as error:
+            cause = "bad_encoding" if isinstance(error, UnicodeDecodeError) else "broken_json"
+            yield BadRow(cause, f"{error}; the rest of the list cannot be read", place)
 
 
 class _Text:
     """The letters of a file from a moving place on, as many as are needed."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        import codecs
-
+    def __init__(self, file: BinaryIO, encoding: str) -> None:
         self._file, self._ended = file, False
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        # What is wrong stays as half a letter, so that only the row it stands in is lost.
+        self._errors = "surrogateescape" if encoding == "utf-8-sig" else "surrogatepass"
+        self._decoder = codecs.getincrementaldecoder(encoding)(self._errors)
         self._held, self._at = "", 0
 
     def _more(self, size: int = _BLOCK) -> bool:
@@ -388,10 +409,7 @@ class _Text:
             return False
         block = self._file.read(size)
         self._ended = not block
-        try:
-            self._held = self._held[self._at :] + self._decoder.decode(block, self._ended)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"not UTF-8: {error.reason}") from error
+        self._held = self._held[self._at :] + self._decoder.decode(block, self._ended)
         self._at = 0
         return not self._ended
 
@@ -408,13 +426,13 @@ class _Text:
     def skip(self, n: int) -> None:
         self._at += n
 
-    def rest(self) -> str:
+    def rest(self) -> bytes:
         while self._more():
             pass
-        return self._held[self._at :]
+        return self._held[self._at :].encode("utf-8", self._errors)
 
-    def value(self, decoder: json.JSONDecoder) -> Any:
-        """The JSON value that begins here. Raises ValueError."""
+    def value(self, decoder: json.JSONDecoder) -> tuple[Any, bool]:
+        """(the JSON value that begins here, whether all of it is letters). Raises ValueError."""
         size = _BLOCK
         while True:
             try:
@@ -428,8 +446,15 @@ class _Text:
                 raise ValueError("nested too deeply") from error
             if end == len(self._held) and self._more(size):  # a number may go on
                 continue
-            self._at = end
-            return value
+            text, self._at = self._held[self._at : end], end
+            return value, _encoded(text)
+
+
+def _encoded(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _parquet(piece: Piece) -> Iterator[Row | BadRow]:
