@@ -434,8 +434,8 @@ import glob
 for n in glob.glob('/work/*') + glob.glob('/tmp/*'): print(open(n).read())
 """,
     "writes the expected file": """
-open('expected.txt', 'w').write('0')
-print(0)
+open('expected.txt', 'w').write('7')
+print(7)
 """,
     "endless loop": "while True: pass",
     "endless output": "while True: print('4')",

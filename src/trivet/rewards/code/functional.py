@@ -42,10 +42,20 @@ class _Session:
 
     def load(self, plan: Plan, source: str) -> None:
         self._send({"before": plan.before, "program": source, "seconds": self._test_s})
+        if plan.before:
+            self._prepared()
         reply = self._recv()
         if "ready" not in reply:
             self._verdict.flags.add("not_loaded")
             raise _Over
+
+    def _prepared(self) -> None:
+        """No line of the program has run yet: what fails here are the tests."""
+        try:
+            self._program.recv(within_s=self._test_s + _SLACK_S)
+        except ChannelClosed as error:
+            cause = self._program.finish().cause
+            raise PlanError("bad_tests", f"payload.tests.setup does not come to an end: {cause}") from error
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         self._send([request])

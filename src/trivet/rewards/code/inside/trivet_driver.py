@@ -32,14 +32,15 @@ class Driver:
         self.decode = Decoder(self._look_up)
         self.before, self.program = order["before"], order["program"]
 
+    def prepare(self) -> None:
+        """Run what comes before the program. It may name what only the program defines: then it is for the
+        tests alone."""
+        with contextlib.suppress(Exception):
+            exec(compile(self.before, "before.py", "exec"), self.module.__dict__)
+
     def load(self) -> None:
-        """Run the sources. Whatever the program raises is raised."""
-        space = self.module.__dict__
-        if self.before:
-            # It may name what only the program defines; then it is for the tests alone.
-            with contextlib.suppress(Exception):
-                exec(compile(self.before, "before.py", "exec"), space)
-        exec(compile(self.program, "solution.py", "exec"), space)
+        """Run the program. Whatever it raises is raised."""
+        exec(compile(self.program, "solution.py", "exec"), self.module.__dict__)
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -133,6 +134,9 @@ def main() -> None:
     order = channel.recv()
     driver = Driver(order)
     signal.signal(signal.SIGALRM, _late)
+    if driver.before:
+        driver.prepare()
+        channel.send({"prepared": True})
     try:
         driver.load()
     except BaseException as error:  # whatever it is: the program does not load
