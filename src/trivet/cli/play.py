@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trivet.cli.score import EnvArgs, env_args
-from trivet.monitor.safe_text import printable
 
 if TYPE_CHECKING:
     from trivet.agents import Policy
@@ -75,6 +74,7 @@ async def _play(
     from trivet.agents import Attempt
     from trivet.envs import judge_group
     from trivet.explorer.play import play as play_attempt
+    from trivet.monitor.safe_text import printable
     from trivet.recipe.schema import Explorer
     from trivet.types import Group, IssueKey
 
@@ -98,6 +98,8 @@ async def _play(
 
 def text_of(rollout: Rollout) -> str:
     """The conversation and its score, safe to print."""
+    from trivet.monitor.safe_text import printable
+
     lines = [""]
     messages = rollout.messages or list(rollout.task.messages)
     for message in messages:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivet.monitor.safe_text import printable
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -210,6 +208,8 @@ def _table(console: Console, title: str, columns: Sequence[str], rows: Sequence[
     from rich.table import Table
     from rich.text import Text
 
+    from trivet.monitor.safe_text import printable
+
     console.print(Text(printable(title)), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for number, name in enumerate(columns):
@@ -241,6 +241,8 @@ def _score_pairs(config: Tasks, job: _Job, prompts: Path | None) -> None:
 
 
 def _print_pairs(found: Pairs, scores: Scores | None, name: str, console: Console) -> None:
+    from trivet.monitor.safe_text import printable
+
     n = len(found.pairs)
     title = name + (f", layout {found.layout}" if found.layout else "")
     rows = [("rows", f"{found.rows:,}", "")]
