@@ -60,7 +60,10 @@ class Code(SingleTurn):
         self._references: OrderedDict[str, Reward] = OrderedDict()
 
     async def rollout(self, task: Task, policy: Policy, attempt: Attempt) -> list[Rollout]:
-        return await super().rollout(self.asked(task) if self.prompts else task, policy, attempt)
+        rollouts = await super().rollout(self.asked(task) if self.prompts else task, policy, attempt)
+        for rollout in rollouts:
+            rollout.task = task  # what was asked is in its messages
+        return rollouts
 
     def asked(self, task: Task) -> Task:
         """The task with the system message of its kind, if it has none. A group's attempts get one object."""
@@ -70,8 +73,7 @@ class Code(SingleTurn):
             return task
         known = self._asked.get(id(task))
         if known is None:
-            # Its id stays: it is the same task, asked as this environment asks.
-            made = dataclasses.replace(task, messages=(Message("system", prompt), *task.messages), id=task.id)
+            made = dataclasses.replace(task, messages=(Message("system", prompt), *task.messages))
             known = self._asked[id(task)] = (task, made)
             while len(self._asked) > _KEPT:
                 self._asked.popitem(last=False)

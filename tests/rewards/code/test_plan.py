@@ -127,7 +127,8 @@ def test_all_else_runs_behind_a_wall(statement: str) -> None:
 
 def test_a_check_of_asserts_gives_a_test_each() -> None:
     source = (
-        "import math\nK = 3\n\ndef check(candidate):\n    'x'\n    assert True\n    assert candidate(1) == 2\n"
+        "import math\nK = 3\n\ndef check(candidate):\n    'x'\n    assert True\n"
+        "    assert candidate(1) == 2\n"
         "    assert candidate(K) == math.floor(3.5)\n"
     )
     plan = make_plan(functional(check=source), "p", 50)

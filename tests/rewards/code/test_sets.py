@@ -96,8 +96,8 @@ _OTHER = {
 
 
 def mutated(source: str, entry: str, random_: random.Random) -> str | None:
-    """The source with one token from the function `entry` on changed, so that it still compiles; None where none
-    can be. What stands before it may be helpers that the tests share."""
+    """The source with one token from the function `entry` on changed, so that it still compiles; None where
+    none can be. What stands before it may be helpers that the tests share."""
     before = source[: source.find(f"def {entry}") if entry in source else 0].count("\n")
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     places = [
