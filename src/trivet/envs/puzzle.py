@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, get_args
 from trivet.envs.base import SingleTurn
 from trivet.envs.registry import register_env
 from trivet.rewards import answers
+from trivet.rewards.checker import ProgramChecker
 from trivet.rewards.pool import Outcome, PoolError, WorkerPool
 from trivet.types import Message, Reward, Rollout, Scored, Task, Unscored
 
@@ -49,8 +50,9 @@ class Puzzle(SingleTurn):
     """Reward = what the puzzle's own function says of the answer, from 0 to 1; with `threshold`, 1 from there
     on and else 0 (the function's value is then a part).
 
-    `payload["puzzle"]` names the kind ("reasoning_gym") and what its checker needs; the taskset
-    `reasoning_gym:NAME` writes it. `read` says where the answer stands, see `final_answer`; `workers` and
+    `payload["puzzle"]` names the kind and what its checker needs: "reasoning_gym" (the taskset
+    `reasoning_gym:NAME` writes it), or "program" with a `checker`, the source of `def check(answer, data)`,
+    which runs in a sandbox, and its `data`. `read` says where the answer stands, see `final_answer`; `workers` and
     `limit_s` are of the checker's processes.
     """
 
@@ -72,18 +74,21 @@ class Puzzle(SingleTurn):
         self.read: Read = read
         self.threshold, self.workers, self.limit_s = threshold, workers, limit_s
         self._pools: dict[str, WorkerPool] = {}
+        self._programs = ProgramChecker(workers=workers, limit_s=limit_s)
 
     async def score(self, task: Task, message: Message, rollout: Rollout) -> Reward:
         spec = task.payload.get("puzzle")
-        if not isinstance(spec, Mapping) or spec.get("kind") not in CHECKERS:
-            return Unscored(
-                "no_puzzle", f"task {task.id}: payload.puzzle must name a kind of {list(CHECKERS)}"
-            )
+        kinds = ["program", *CHECKERS]
+        if not isinstance(spec, Mapping) or spec.get("kind") not in kinds:
+            return Unscored("no_puzzle", f"task {task.id}: payload.puzzle must name a kind of {kinds}")
         answer = final_answer(message.text, self.read)
         if answer is None:
             return Scored(0.0, {"answered": 0.0})
         if len(answer) > _LONGEST:
             return Scored(0.0, {"answered": 1.0, "too_long": 1.0})
+        if spec["kind"] == "program":
+            reward = await self._programs.check(spec.get("checker"), answer, spec.get("data"))
+            return self._threshold(reward.value) if isinstance(reward, Scored) else reward
         try:
             outcome = await self._pool(spec["kind"]).call(dict(spec), answer)
         except PoolError as error:
@@ -107,6 +112,9 @@ class Puzzle(SingleTurn):
             return Unscored(
                 "verifier_invalid", f"task {task.id}: its checker says {value!r}; it must be 0..1"
             )
+        return self._threshold(value)
+
+    def _threshold(self, value: float) -> Scored:
         if self.threshold is None:
             return Scored(float(value), {"answered": 1.0})
         return Scored(float(value >= self.threshold), {"answered": 1.0, "value": float(value)})
@@ -118,3 +126,4 @@ class Puzzle(SingleTurn):
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
+        await self._programs.close()
