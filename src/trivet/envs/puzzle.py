@@ -52,8 +52,8 @@ class Puzzle(SingleTurn):
 
     `payload["puzzle"]` names the kind and what its checker needs: "reasoning_gym" (the taskset
     `reasoning_gym:NAME` writes it), or "program" with a `checker`, the source of `def check(answer, data)`,
-    which runs in a sandbox, and its `data`. `read` says where the answer stands, see `final_answer`; `workers`
-    and `limit_s` are of the checker's processes.
+    which runs in a sandbox, and its `data`. `read` says where the answer stands, see `final_answer`;
+    `workers` and `limit_s` are of the checker's processes.
     """
 
     def __init__(
