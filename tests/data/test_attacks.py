@@ -17,6 +17,7 @@ import yaml
 
 from trivet.data.build import BuildError, build
 from trivet.data.read import BadRow, Row, SourceError, read_rows
+from trivet.data.work import WorkError
 from trivet.recipe import load_recipe
 from trivet.recipe.schema import TinyModel
 from trivet.render.tiny import make_tiny
@@ -42,7 +43,8 @@ def lines(rows: list[Any]) -> str:
 def recipe(folder: Path, model: str, **data: Any) -> Any:
     data = {"output": str(folder / "out"), "workers": 1, "pack": {"length": 256}} | data
     if "sources" not in data:
-        (folder / "chats.jsonl").write_text(lines([chat(n) for n in range(20)]))
+        if not (folder / "chats.jsonl").exists():  # a file that is written again is another input
+            (folder / "chats.jsonl").write_text(lines([chat(n) for n in range(20)]))
         data["sources"] = [{"source": str(folder / "chats.jsonl"), "name": "chats"}]
     (folder / "mix.yaml").write_text(yaml.safe_dump({"name": "x", "policy": {"model": model}, "data": data}))
     return load_recipe(folder / "mix.yaml")
@@ -60,7 +62,7 @@ ROWS = [chat(n) for n in range(20)]
 
 
 @pytest.mark.parametrize(
-    "name,data,rows,causes",
+    ("name", "data", "rows", "causes"),
     [
         ("odd.jsonl", lines(ROWS).encode("utf-16")[:-1], 19, ["bad_encoding"]),
         ("a.jsonl.gz", gzip.compress(lines(ROWS).encode("utf-16")), 20, []),
@@ -89,3 +91,131 @@ def test_a_file_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"a\xff.jsonl")).write_text(lines(ROWS))
     with pytest.raises(SourceError, match="not UTF-8"):
         list(read_rows(str(tmp_path)))
+
+
+# -- rows ----------------------------------------------------------------------------------------------
+
+
+def test_half_letters_anywhere_in_a_row_drop_the_row(tmp_path: Path, model: str) -> None:
+    half = "a\ud800"
+    call = {"id": half, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    named, called = chat(3), chat(4)
+    named["messages"][0]["name"] = half
+    called["messages"][1]["tool_calls"] = [call]
+    called["messages"] += [{"role": "tool", "tool_call_id": half, "content": "x"}, chat(5)["messages"][1]]
+    rows = [chat(1), chat(2, id=half), named, called, {half: "x"}, {"messages": [{"role": half}]}]
+    (tmp_path / "a.jsonl").write_text(lines(rows))
+    sources = [{"source": str(tmp_path / "a.jsonl"), "name": "a"}]
+    about = build(recipe(tmp_path, model, sources=sources, max_bad=1.0))["sources"]["a"]
+    assert about["rows"] == len(rows)
+    assert about["examples"] + sum(about["bad"].values()) + sum(about["dropped"].values()) == len(rows)
+    assert about["dropped"]["broken_unicode"] >= 2
+
+
+# -- folders -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mark", ["work/thesis.txt", "manifest.json"])
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path, model: str, mark: str) -> None:
+    own = tmp_path / "out" / "examples" / "mine.py"
+    for path in (own, tmp_path / "out" / mark):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"name": "an app"}')
+    with pytest.raises(BuildError, match="other things"):
+        build(recipe(tmp_path, model))
+    assert own.exists() and (tmp_path / "out" / mark).exists()
+
+
+def test_what_a_build_reads_may_not_lie_in_its_folder(tmp_path: Path, model: str) -> None:
+    """A source that holds the output, and a file of decisions that the next build would remove."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "a.jsonl").write_text(lines([chat(n) for n in range(20)]))
+    sources = [{"source": str(raw), "name": "raw"}]
+    build(recipe(tmp_path, model, sources=sources, output=str(raw / "mix")))
+    before = sorted((raw / "mix").rglob("*"))
+    with pytest.raises(BuildError, match="own folder"):
+        build(recipe(tmp_path, model, sources=sources, output=str(raw / "mix")))
+    assert sorted((raw / "mix").rglob("*")) == before
+
+    (tmp_path / "bench.jsonl").write_text(lines([{"question": "x " * 40}]))
+    decisions = tmp_path / "out" / "review" / "contamination.jsonl"
+    screen = {"benchmarks": [{"name": "b", "source": str(tmp_path / "bench.jsonl"), "fields": ["question"]}]}
+    build(recipe(tmp_path, model, decontaminate=screen))
+    decisions.parent.mkdir(exist_ok=True)
+    decisions.write_text("")
+    with pytest.raises(BuildError, match="copy it elsewhere"):
+        build(recipe(tmp_path, model, decontaminate=screen | {"decisions": str(decisions)}))
+    assert decisions.exists()
+
+
+@pytest.mark.parametrize("lost", ["packed/part-00000.parquet", "examples/part-00000.parquet"])
+def test_a_file_that_went_missing_is_made_again(tmp_path: Path, model: str, lost: str) -> None:
+    made = recipe(tmp_path, model)
+    manifest = build(made)
+    content = (tmp_path / "out" / lost).read_bytes()
+    (tmp_path / "out" / lost).unlink()
+    assert build(made) == manifest
+    assert (tmp_path / "out" / lost).read_bytes() == content
+    (tmp_path / "out" / lost).write_bytes(content[:-9])
+    assert build(made) == manifest
+    assert (tmp_path / "out" / lost).read_bytes() == content
+
+
+def test_a_mix_that_cannot_be_leaves_the_packs(tmp_path: Path, model: str) -> None:
+    made = recipe(tmp_path, model)
+    manifest = build(made)
+    with pytest.raises(BuildError, match=r"the shortest has [1-9]"):
+        build(recipe(tmp_path, model, pack={"length": 1}))
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
+    assert (tmp_path / "out" / "packed" / "part-00000.parquet").exists()
+
+
+# -- moments -------------------------------------------------------------------------------------------
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    code = (
+        "import sys; from trivet.data.build import build; from trivet.recipe import load_recipe\n"
+        "if __name__ == '__main__': build(load_recipe(sys.argv[1]))"
+    )
+    script = folder / "run.py"
+    script.write_text(code)
+    return subprocess.Popen([sys.executable, str(script), str(folder / "mix.yaml")])
+
+
+def children(pid: int) -> set[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return set(map(int, found.read_text().split())) if found.exists() else set()
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_workers_end_with_a_build_that_is_killed_and_a_second_build_is_refused(
+    tmp_path: Path, model: str
+) -> None:
+    text = lines([chat(n, pad="x" * 2000) for n in range(4000)])
+    (tmp_path / "a.jsonl").write_text(text)
+    sources = [{"source": str(tmp_path / "a.jsonl"), "name": "a"}]
+    made = recipe(tmp_path, model, sources=sources, workers=2, piece_mb=1)
+    process = started(tmp_path)
+    workers: set[int] = set()
+    deadline = time.monotonic() + 120
+    while len(workers) < 3 and process.poll() is None and time.monotonic() < deadline:
+        workers |= children(process.pid)
+        time.sleep(0.01)
+    assert len(workers) >= 3, "two workers and the tracker of the library"
+    with pytest.raises(WorkError, match="another process"):
+        build(made)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while any(map(running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(running, workers))
+    build(made)

@@ -226,13 +226,16 @@ def pack_command(recipe: RecipeName, overrides: Overrides = None) -> None:
     from trivet.data.build import mix_and_pack, output_of
     from trivet.data.report import tables_of, write_report
     from trivet.data.shards import read_manifest
+    from trivet.data.work import alone_in
 
     loaded = _load(recipe, overrides)
     folder = output_of(loaded)
+    read_manifest(folder)
     with _console() as console:
         bars = _Bars(console, False)
         try:
-            manifest = mix_and_pack(loaded, folder, read_manifest(folder), bars)
+            with alone_in(folder):
+                manifest = mix_and_pack(loaded, folder, read_manifest(folder), bars)
         finally:
             bars.close()
         for table in tables_of(manifest):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trivet.data.screen.report import ScreenReport
 from trivet.data.screens import build_screen
 from trivet.data.shards import BLOCK_ROWS, FORMAT, MANIFEST, file_entry, file_hash, write_json
 from trivet.data.tally import SourceTally, Tally, added
-from trivet.data.work import run_jobs
+from trivet.data.work import alone_in, run_jobs
 from trivet.recipe import Recipe
 from trivet.recipe.data import Data
 from trivet.recipe.schema import TinyModel
@@ -104,18 +104,20 @@ def build(
     Raises BuildError, SourceError, WorkError and the like; what was done by then stays done.
     """
     data, setup, out = _data(recipe), setup_of(recipe), output_of(recipe)
-    jobs = plan_jobs(data)
-    mark = fingerprint(setup, jobs)
-    manifest = _finished(out, mark)
-    if manifest is None:
-        manifest = _examples(recipe, data, setup, jobs, mark, say, progress)
-    else:
-        say(f"the examples of {out} are built already")
-    manifest = mix_and_pack(recipe, out, manifest, progress)
-    if not (out / "report.html").exists():
-        write_report(out)
-    shutil.rmtree(out / "work", ignore_errors=True)
-    return manifest
+    with alone_in(out):
+        jobs = plan_jobs(data)
+        _check_outside(out, used_files(setup, jobs))
+        mark = fingerprint(setup, jobs)
+        manifest = _finished(out, mark)
+        if manifest is None:
+            manifest = _examples(recipe, data, setup, jobs, mark, say, progress)
+        else:
+            say(f"the examples of {out} are built already")
+        manifest = mix_and_pack(recipe, out, manifest, progress)
+        if not (out / "report.html").exists():
+            write_report(out)
+        shutil.rmtree(out / "work", ignore_errors=True)
+        return manifest
 
 
 def _examples(
@@ -146,6 +148,9 @@ def _examples(
         "examples": {"rows": int(keep_N.sum()), "files": examples},
         "files": input_files(jobs),
     }
+    if fingerprint(setup, jobs) != mark:
+        (work / "inputs").write_text("")  # what was made of them may not stay
+        raise BuildError("input files changed while they were read; run the command again")
     write_json(out / MANIFEST, manifest)
     (out / INPUTS).write_text(mark)
     return manifest
@@ -167,7 +172,7 @@ def mix(recipe: Recipe, out: Path, manifest: Mapping[str, Any]) -> tuple[np.ndar
     if not fits_N.any():
         raise BuildError(
             f"no example fits a pack of {data.pack.length if data.pack else 0} tokens (the shortest has "
-            f"{columns['tokens'].min(initial=0)}): raise data.pack.length"
+            f"{columns['tokens'].min()}): raise data.pack.length"
         )
     repeat_N, composition = composed(data, columns, fits_N, seed=recipe.seed)
     count_S = np.bincount(columns["source"][~fits_N], minlength=len(columns["sources"]))
@@ -180,15 +185,15 @@ def mix_and_pack(recipe: Recipe, out: Path, manifest: dict[str, Any], progress: 
     data = _data(recipe)
     settings = [data.model_dump(include={"compose", "pack"}), recipe.seed, manifest["examples"]["files"]]
     mark = hashlib.sha256(canonical_json(settings).encode()).hexdigest()
-    if manifest.get("mixed") == mark:
+    if manifest.get("mixed") == mark and _there(out, (manifest["packs"] or {}).get("files", ())):
         return manifest
+    plain = {k: v for k, v in manifest.items() if k not in ("mixed", "composition", "packs")}
+    repeat_N, composition = mix(recipe, out, plain)  # a mix that cannot be leaves the packs that are there
     note = out / "packed" / "mix"
     if not note.is_file() or note.read_text() != mark:
         shutil.rmtree(out / "packed", ignore_errors=True)
-    plain = {k: v for k, v in manifest.items() if k not in ("mixed", "composition", "packs")}
     write_json(out / MANIFEST, plain)  # whoever reads it now sees that there are no packs
     (out / "report.html").unlink(missing_ok=True)
-    repeat_N, composition = mix(recipe, out, plain)
     packs = None
     if data.pack is not None and manifest["tokenizer"]:
         note.parent.mkdir(exist_ok=True)
@@ -242,6 +247,16 @@ def fingerprint(setup: Setup, jobs: list[Job]) -> str:
     """What the examples are a function of: configuration, tokenizer, template files, and the inputs by size
     and time of change. A change means that nothing old may be used."""
     data = {k: v for k, v in setup.data.items() if k not in ("workers", "output", "compose", "pack")}
+    stats = []
+    for name in used_files(setup, jobs):
+        path = Path(name)
+        stats.append([name, *((s.st_size, s.st_mtime_ns) if path.is_file() and (s := path.stat()) else ())])
+    parts = [FORMAT, data, setup.kind, setup.template_args, [job.piece.to_dict() for job in jobs], stats]
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+
+def used_files(setup: Setup, jobs: list[Job]) -> list[str]:
+    """Everything on disk that a build reads."""
     files = [job.piece.path for job in jobs if job.piece.kind != "hub"]
     data_files = setup.data["decontaminate"] or {}
     files += [one["source"] for one in data_files.get("benchmarks", ()) if on_disk(one["source"])]
@@ -250,12 +265,16 @@ def fingerprint(setup: Setup, jobs: list[Job]) -> str:
     if setup.tokenizer is not None:
         files += [str(Path(setup.tokenizer) / name) for name in ("tokenizer.json", "chat_template.jinja")]
         files.append(str(Path(setup.tokenizer) / "tokenizer_config.json"))
-    stats = []
-    for name in dict.fromkeys(files):
-        path = Path(name)
-        stats.append([name, *((s.st_size, s.st_mtime_ns) if path.is_file() and (s := path.stat()) else ())])
-    parts = [FORMAT, data, setup.kind, setup.template_args, [job.piece.to_dict() for job in jobs], stats]
-    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+    return list(dict.fromkeys(files))
+
+
+def _check_outside(out: Path, files: list[str]) -> None:
+    for name in files:
+        if Path(name).resolve().is_relative_to(out.resolve()):
+            raise BuildError(
+                f"{name} lies in the build's own folder {out}, which a build empties: copy it elsewhere and "
+                "name the copy"
+            )
 
 
 def input_files(jobs: list[Job]) -> list[dict[str, Any]]:
@@ -272,7 +291,24 @@ def _finished(out: Path, mark: str) -> dict[str, Any] | None:
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return manifest if same and manifest.get("format") == FORMAT else None
+    whole = same and manifest.get("format") == FORMAT and _there(out, manifest["examples"]["files"])
+    return manifest if whole else None
+
+
+def _there(out: Path, files: Iterable[Mapping[str, Any]]) -> bool:
+    """The files of a manifest are there, with their sizes."""
+    paths = [(out / entry["name"], entry["bytes"]) for entry in files]
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+
+def _is_build(out: Path) -> bool:
+    if (out / "work" / "inputs").is_file():
+        return True
+    try:
+        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and {"format", "examples", "configuration"} <= manifest.keys()
 
 
 def _begin(work: Path, out: Path, mark: str, say: Say) -> None:
@@ -281,13 +317,17 @@ def _begin(work: Path, out: Path, mark: str, say: Say) -> None:
     if note.is_file() and note.read_text() == mark:
         say("going on with what was done before")
         return
-    if out.exists() and any(out.iterdir()) and not work.exists() and not (out / MANIFEST).exists():
+    if any(out.iterdir()) and not _is_build(out):
         raise BuildError(f"{out} holds other things than a build: choose another data.output, or empty it")
-    for name in ("work", "examples", "packed", "review"):
+    work.mkdir(exist_ok=True)
+    note.write_text("")  # from here on the folder is known for a build's, whatever is left of it
+    for name in ("examples", "packed", "review"):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in (INPUTS, MANIFEST, "report.html"):
         (out / name).unlink(missing_ok=True)
-    work.mkdir(parents=True)
+    for path in work.iterdir():
+        if path != note:
+            path.unlink()
     note.write_text(mark)
 
 

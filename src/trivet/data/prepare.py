@@ -120,6 +120,7 @@ class Preparer:
             text_only=self.data.text_only,
             repairs=source.repairs or None,
         )
+        _check_names(record)
         record.category, record.weight = source.category, record.weight * source.weight
         parts = self._parts(record, source)
         out: list[Record | Drop] = []
@@ -208,6 +209,18 @@ class Preparer:
     def _exact(self, document: Document) -> bytes | None:
         of = self.data.deduplicate.exact if self.data.deduplicate is not None else "off"
         return None if of == "off" else exact_key(document, DedupOptions(of=of))
+
+
+def _check_names(record: Record) -> None:
+    """Raises RecordDropped for an id or name that no file can hold; texts are checked by `normalise`."""
+    names = [record.id]
+    for message in record.messages + (record.rejected or []):
+        names += [message.name or "", message.tool_call_id or "", *(call.id for call in message.tool_calls)]
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        text = f"{record.place}: an id or name holds half a surrogate pair, which UTF-8 cannot"
+        raise RecordDropped("broken_unicode", text) from None
 
 
 def near_options(data: Data) -> DedupOptions | None:

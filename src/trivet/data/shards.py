@@ -135,7 +135,8 @@ def file_entry(folder: Path, path: Path, rows: int) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """JSON that is there whole or not at all; equal values give equal bytes."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    partial.write_text(text, encoding="utf-8", errors="replace")  # half letters, of rows that were quoted
     partial.rename(path)
 
 

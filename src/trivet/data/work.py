@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 _Job = TypeVar("_Job")
@@ -22,7 +26,37 @@ _state: Any = None  # of this process, made once by its initialiser
 
 def _start(make: Callable[..., Any], args: tuple[Any, ...]) -> None:
     global _state
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     _state = make(*args)
+
+
+def _end_with(parent: Any) -> None:
+    """A worker whose parent was killed would wait for jobs for ever, and write beside the next build."""
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """The folder, made where it is not there, for this process alone. Raises WorkError."""
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise WorkError(f"{folder} is to be a folder, and is a file: choose another name") from error
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
+    except BlockingIOError as error:
+        os.close(handle)
+        raise WorkError(f"{folder}: another process is building there; wait for it, or end it") from error
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _do(function: Callable[[Any, Any], Any], job: Any) -> Any:
@@ -69,8 +103,9 @@ def run_jobs(
                 yield job, future.result()
     except BrokenProcessPool as error:
         raise WorkError(
-            f"{what}: a worker process was killed (out of memory?). Run the command again: what is done "
-            "stays done; fewer workers (data.workers) or smaller pieces (data.piece_mb) need less memory"
+            f"{what}: a worker process ended (out of memory? what it said stands above). Run the command "
+            "again: what is done stays done; fewer workers (data.workers) or smaller pieces (data.piece_mb) "
+            "need less memory"
         ) from error
     finally:
         for future in todo:
