@@ -1,10 +1,11 @@
 """How fast is a whole build without tokens? Megabytes of JSON per second and core, and its memory.
 
-    python benchmarks/data_build.py [--mb 64] [--workers 1] [--render MODEL]
+    python benchmarks/data_build.py [--mb 64] [--times 1] [--workers 1] [--render MODEL]
 
-Conversations of about 2 KB from a made-up vocabulary, half OpenAI messages and half ShareGPT, one in twenty a
-copy, screened against 1,500 made-up benchmark items (30,000 phrases), deduplicated and written. The same file
-is read by `json.loads` alone for the ratio. With `--render` a model's directory also renders and packs.
+Conversations of about 2 KB (`--times 5`: 10 KB) from a made-up vocabulary, half OpenAI messages and half
+ShareGPT, one in twenty a copy, screened against 1,500 made-up benchmark items (30,000 phrases), deduplicated
+and written. The same file is read by `json.loads` alone for the ratio. With `--render` a model's directory
+also renders and packs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def vocabulary(rng: random.Random) -> list[str]:
     return ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(WORDS)]
 
 
-def conversations(megabytes: float, words: list[str], rng: random.Random) -> Iterator[str]:
+def conversations(megabytes: float, words: list[str], rng: random.Random, times: int = 1) -> Iterator[str]:
     size, last = 0, ""
     while size < megabytes * 1e6:
         if last and rng.random() < 0.05:
@@ -36,8 +37,8 @@ def conversations(megabytes: float, words: list[str], rng: random.Random) -> Ite
         else:
             turns = []
             for _ in range(rng.randint(1, 3)):
-                turns.append(" ".join(rng.choices(words, k=rng.randint(20, 60))) + "?")
-                turns.append(" ".join(rng.choices(words, k=rng.randint(60, 160))) + ".")
+                turns.append(" ".join(rng.choices(words, k=times * rng.randint(20, 60))) + "?")
+                turns.append(" ".join(rng.choices(words, k=times * rng.randint(60, 160))) + ".")
             line = json.dumps(_row(turns, rng.random() < 0.5))
         size += len(line) + 1
         last = line
@@ -54,6 +55,7 @@ def _row(turns: list[str], openai: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--mb", type=float, default=64.0, help="megabytes of JSON lines")
+    parser.add_argument("--times", type=int, default=1, help="messages so many times as long")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--render", metavar="MODEL", help="render and pack with this model's tokenizer")
     args = parser.parse_args()
@@ -62,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with open(folder / "chats.jsonl", "w") as file:
-            file.writelines(conversations(args.mb, words, rng))
+            file.writelines(conversations(args.mb, words, rng, args.times))
         with open(folder / "items.jsonl", "w") as file:
             for _ in range(ITEMS):
                 file.write(json.dumps({"question": " ".join(rng.choices(words, k=60))}) + "\n")
