@@ -15,6 +15,7 @@ from trivet.sandbox import ChannelClosed, Limits, Program, ZygotePool
 from trivet.sandbox.client import Scope
 
 _DRIVER = "import trivet_driver; trivet_driver.main()"
+_EXAMINER_S = 5.0  # longer than the program may
 _EXAMINER = "import trivet_examiner; trivet_examiner.main()"
 _SLACK_S = 0.5  # beyond the program's own alarm, which it may have switched off
 # What ended a program, as parts of a score.
@@ -40,12 +41,13 @@ class _Session:
     def __init__(self, program: Program, test_s: float, verdict: Verdict) -> None:
         self._program, self._test_s, self._verdict = program, test_s, verdict
 
-    def load(self, plan: Plan, source: str) -> None:
-        self._send({"before": plan.before, "program": source, "seconds": self._test_s})
+    def load(self, plan: Plan, source: str, pairs: list[Pair]) -> None:
+        """Load the program. It then makes the pairs' calls; `replies` gives what comes of them."""
+        calls = [_call(plan.entry, pair) for pair in pairs]
+        self._send({"before": plan.before, "program": source, "seconds": self._test_s, "calls": calls})
         if plan.before:
             self._prepared()
-        reply = self._recv()
-        if "ready" not in reply:
+        if "ready" not in self._recv():
             self._verdict.flags.add("not_loaded")
             raise _Over
 
@@ -58,12 +60,11 @@ class _Session:
             raise PlanError("bad_tests", f"payload.tests.setup does not come to an end: {cause}") from error
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._send([request])
+        self._send(request)
         return self._recv()
 
-    def ask_all(self, requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        self._send(requests)
-        for _ in requests:
+    def replies(self, count: int) -> Iterator[dict[str, Any]]:
+        for _ in range(count):
             yield self._recv()
 
     def _send(self, message: Any) -> None:
@@ -91,37 +92,103 @@ class _Session:
         raise _Over from error
 
 
-@contextmanager
-def _loaded(
-    pool: ZygotePool, scope: Scope, plan: Plan, source: str, limits: Limits, test_s: float, verdict: Verdict
-) -> Iterator[_Session]:
-    with pool.program(_DRIVER, b"", limits, talks=True, scope=scope) as program:
-        session = _Session(program, test_s, verdict)
-        session.load(plan, source)
-        yield session
+def _call(entry: str, pair: Pair) -> dict[str, Any]:
+    return {"do": "call", "of": {"n": entry}, "args": pair.args, "named": pair.named}
 
 
-def expectations(pool: ZygotePool, scope: Scope, plan: Plan, limits: Limits, test_s: float) -> list[Pair]:
-    """The plan's pairs, with what the reference solution gives; calls that it refuses are left out.
+class Functional:
+    """Judges programs by one plan's tests, within `limits` in all and `test_s` seconds a call."""
 
-    Raises PlanError (bad_reference) when it accepts none.
-    """
-    wanted = [pair for pair in plan.pairs if pair.want == "reference"]
-    found = [pair for pair in plan.pairs if pair.want != "reference"]
-    if not wanted:
+    def __init__(self, pool: ZygotePool, scope: Scope, plan: Plan, limits: Limits, test_s: float) -> None:
+        self._pool, self._scope, self._plan = pool, scope, plan
+        self._limits, self._test_s = limits, test_s
+
+    def expectations(self) -> list[Pair]:
+        """The plan's pairs, with what the reference solution gives; calls that it refuses are left out.
+
+        Raises PlanError (bad_reference) when it accepts none, and there are no other tests.
+        """
+        wanted = [pair for pair in self._plan.pairs if pair.want == "reference"]
+        found = [pair for pair in self._plan.pairs if pair.want != "reference"]
+        if not wanted:
+            return found
+        verdict = Verdict(0)
+        try:
+            with self._loaded(self._plan.reference, wanted, verdict) as session:
+                for pair, reply in zip(wanted, session.replies(len(wanted)), strict=True):
+                    if "v" in reply and _plain(reply["v"]):
+                        found.append(replace(pair, want="equal", expected=reply["v"]))
+        except _Over:
+            pass  # it ran out of its limits: what it gave until then are good tests
+        if not found and not self._plan.scripts:
+            raise PlanError(
+                "bad_reference", f"the reference solution gives nothing ({sorted(verdict.flags)})"
+            )
         return found
-    verdict = Verdict(0)
-    try:
-        with _loaded(pool, scope, plan, plan.reference, limits, test_s, verdict) as session:
-            replies = session.ask_all([_request(plan, pair) for pair in wanted])
-            for pair, reply in zip(wanted, replies, strict=True):
-                if "v" in reply and _plain(reply["v"]):
-                    found.append(replace(pair, want="equal", expected=reply["v"]))
-    except _Over:
-        pass  # it ran out of its limits: what it gave until then are good tests
-    if not found and not plan.scripts:
-        raise PlanError("bad_reference", f"the reference solution gives nothing ({sorted(verdict.flags)})")
-    return found
+
+    def examine(self, source: str, pairs: list[Pair], stop_early: bool) -> Verdict:
+        """Run the tests on a program. Raises PlanError when the tests are at fault, SandboxError."""
+        verdict = Verdict(len(pairs) + len(self._plan.scripts))
+        try:
+            with self._loaded(source, pairs, verdict) as session:
+                for pair, reply in zip(pairs, session.replies(len(pairs)), strict=True):
+                    _count(verdict, "v" in reply and holds(pair, reply["v"]), stop_early)
+                if self._plan.scripts:
+                    self._run_scripts(session, verdict, stop_early)
+        except _Over:
+            pass
+        return verdict
+
+    @contextmanager
+    def _loaded(self, source: str, pairs: list[Pair], verdict: Verdict) -> Iterator[_Session]:
+        """A program that has loaded and makes the pairs' calls."""
+        with self._pool.program(_DRIVER, b"", self._limits, talks=True, scope=self._scope) as program:
+            session = _Session(program, self._test_s, verdict)
+            session.load(self._plan, source, pairs)
+            yield session
+
+    def _run_scripts(self, session: _Session, verdict: Verdict, stop_early: bool) -> None:
+        plan = self._plan
+        tests = [{"source": one.source, "check": one.check} for one in plan.scripts]
+        order = {"setup": plan.setup, "names": plan.names, "entry": plan.entry, "tests": tests}
+        limits = replace(self._limits, wall_s=self._limits.wall_s + _EXAMINER_S)
+        asked = False
+        with self._pool.program(_EXAMINER, b"", limits, talks=True, scope=self._scope) as examiner:
+            try:
+                examiner.send(order)
+                while True:
+                    message = examiner.recv()
+                    if "ask" in message:
+                        asked = True
+                        examiner.send(session.ask(message["ask"]))
+                    elif "setup" in message:
+                        if asked:  # what the tests begin with fails on this program
+                            return
+                        raise PlanError("bad_tests", f"the tests' setup raises {message['setup']}")
+                    elif "done" in message:
+                        return
+                    else:
+                        _script_done(verdict, message, stop_early)
+            except ChannelClosed as error:
+                cause = examiner.finish().cause
+                if not asked:
+                    raise PlanError("bad_tests", f"the tests do not run: {cause}") from error
+                # They were given this program's results, and could not cope with them.
+                verdict.flags.add("tests_ended")
+
+
+def _script_done(verdict: Verdict, message: dict[str, Any], stop_early: bool) -> None:
+    if "unsupported" in message:
+        raise PlanError("unsupported_tests", f"a test cannot be run apart: {message['unsupported']}")
+    if message["passed"] and message["weak"]:
+        verdict.flags.add("weak")
+    _count(verdict, message["passed"] is True, stop_early)
+
+
+def _count(verdict: Verdict, passed: bool, stop_early: bool) -> None:
+    verdict.passed += passed
+    if stop_early and not passed:
+        raise _Over
 
 
 def _plain(code: Any) -> bool:
@@ -138,41 +205,7 @@ def _plain(code: Any) -> bool:
     return True
 
 
-def examine(
-    pool: ZygotePool,
-    scope: Scope,
-    plan: Plan,
-    pairs: list[Pair],
-    source: str,
-    limits: Limits,
-    test_s: float,
-    stop_early: bool,
-) -> Verdict:
-    """Run the tests on a program. Raises PlanError when the tests are at fault, SandboxError."""
-    verdict = Verdict(len(pairs) + len(plan.scripts))
-    try:
-        with _loaded(pool, scope, plan, source, limits, test_s, verdict) as session:
-            for pair, reply in zip(
-                pairs, session.ask_all([_request(plan, pair) for pair in pairs]), strict=True
-            ):
-                _count(verdict, "v" in reply and holds(pair, reply["v"]), stop_early)
-            if plan.scripts:
-                _scripts(
-                    pool, scope, plan, session, replace(limits, wall_s=limits.wall_s + 5), verdict, stop_early
-                )
-    except _Over:
-        pass
-    return verdict
-
-
-def _count(verdict: Verdict, passed: bool, stop_early: bool) -> None:
-    verdict.passed += passed
-    if stop_early and not passed:
-        raise _Over
-
-
-def _request(plan: Plan, pair: Pair) -> dict[str, Any]:
-    return {"do": "call", "of": {"n": plan.entry}, "args": pair.args, "named": pair.named}
+# -- comparing -------------------------------------------------------------------------------------
 
 
 def holds(pair: Pair, got: Any) -> bool:
@@ -214,50 +247,3 @@ def _near(expected: Any, got: Any, how: How) -> bool:
         return isinstance(value, int | float) and abs(value - expected) < how.tolerance
     except (CodecError, TypeError, ValueError, LookupError, ArithmeticError):
         return False
-
-
-# -- scripts ---------------------------------------------------------------------------------------
-
-
-def _scripts(
-    pool: ZygotePool,
-    scope: Scope,
-    plan: Plan,
-    session: _Session,
-    limits: Limits,
-    verdict: Verdict,
-    stop_early: bool,
-) -> None:
-    tests = [{"source": one.source, "check": one.check} for one in plan.scripts]
-    order = {"setup": plan.setup, "names": plan.names, "entry": plan.entry, "tests": tests}
-    asked = False
-    with pool.program(_EXAMINER, b"", limits, talks=True, scope=scope) as examiner:
-        try:
-            examiner.send(order)
-            while True:
-                message = examiner.recv()
-                if "ask" in message:
-                    asked = True
-                    examiner.send(session.ask(message["ask"]))
-                elif "setup" in message:
-                    if asked:  # what the tests begin with fails on this program
-                        return
-                    raise PlanError("bad_tests", f"the tests' setup raises {message['setup']}")
-                elif "done" in message:
-                    return
-                else:
-                    _script_done(verdict, message, stop_early)
-        except ChannelClosed as error:
-            cause = examiner.finish().cause
-            if not asked:
-                raise PlanError("bad_tests", f"the tests do not run: {cause}") from error
-            # They were given this program's results, and could not cope with them.
-            verdict.flags.add("tests_ended")
-
-
-def _script_done(verdict: Verdict, message: dict[str, Any], stop_early: bool) -> None:
-    if "unsupported" in message:
-        raise PlanError("unsupported_tests", f"a test cannot be run apart: {message['unsupported']}")
-    if message["passed"] and message["weak"]:
-        verdict.flags.add("weak")
-    _count(verdict, message["passed"] is True, stop_early)

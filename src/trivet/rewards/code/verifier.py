@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trivet.rewards.code.answer import last_block
-from trivet.rewards.code.functional import Verdict, examine, expectations
+from trivet.rewards.code.functional import Functional, Verdict
 from trivet.rewards.code.plan import Pair, Plan, PlanError, make_plan
 from trivet.rewards.code.stdio import Judge
 from trivet.sandbox import Limits, SandboxError, Tag, Template, ZygotePool
@@ -125,7 +125,7 @@ class CodeVerifier:
         if known is None:
             try:
                 plan = make_plan(tests, problem, self.max_tests)
-                pairs = expectations(self.pool, scope, plan, self.limits, self.test_s) if plan.pairs else []
+                pairs = self._functional(plan, scope).expectations() if plan.pairs else []
             except PlanError as error:
                 plan, pairs = error, []
             known = (tests, plan, pairs)
@@ -137,10 +137,12 @@ class CodeVerifier:
             raise PlanError(known[1].cause, str(known[1]))
         return known[1], known[2]
 
+    def _functional(self, plan: Plan, scope: Scope) -> Functional:
+        return Functional(self.pool, scope, plan, self.limits, self.test_s)
+
     def _run(self, plan: Plan, pairs: list[Pair], source: str, scope: Scope) -> Verdict:
         if plan.kind == "functional":
-            args = (source, self.limits, self.test_s, self.stop_early)
-            return examine(self.pool, scope, plan, pairs, *args)
+            return self._functional(plan, scope).examine(source, pairs, self.stop_early)
         seconds = min(plan.test_s or self.test_s, self.total_s)
         most = self.limits.memory_mb
         limits = replace(

@@ -143,10 +143,11 @@ def main() -> None:
         channel.send({"e": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)})
         return
     channel.send({"ready": True})
+    for request in order["calls"]:
+        channel.send(driver.serve(request))
     while True:
         try:
-            requests = channel.recv()
+            request = channel.recv()
         except EOFError:
             return
-        for request in requests:
-            channel.send(driver.serve(request))
+        channel.send(driver.serve(request))
