@@ -219,3 +219,50 @@ def test_workers_end_with_a_build_that_is_killed_and_a_second_build_is_refused(
         time.sleep(0.05)
     assert not any(map(running, workers))
     build(made)
+
+
+# -- recipes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"format": "klingon"}, "no format"), ({"repairs": {"klingon": True}}, "no repair")]
+)
+def test_names_that_do_not_exist_are_said(
+    tmp_path: Path, model: str, wrong: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(lines(ROWS))
+    sources = [{"source": str(tmp_path / "a.jsonl"), "name": "a"} | wrong]
+    with pytest.raises(BuildError, match=f"'a': {said}"):
+        build(recipe(tmp_path, model, sources=sources))
+
+
+def test_a_mistyped_column_stops_a_build_of_several_sources(tmp_path: Path, model: str) -> None:
+    (tmp_path / "a.jsonl").write_text(lines(ROWS))
+    (tmp_path / "b.jsonl").write_text(lines([{"q": str(n), "a": "b"} for n in range(20)]))
+    fields = {"prompt": "q", "response": "answer"}
+    sources = [
+        {"source": str(tmp_path / "a.jsonl"), "name": "a"},
+        {"source": str(tmp_path / "b.jsonl"), "name": "b", "fields": fields},
+    ]
+    with pytest.raises(BuildError, match="source 'b': 20 of 20 rows"):
+        build(recipe(tmp_path, model, sources=sources))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the size of files")
+def test_a_full_disk_says_where_and_the_next_run_goes_on(tmp_path: Path, model: str) -> None:
+    import resource
+
+    # Too random to compress below the limit.
+    rows = [chat(n, id=os.urandom(600).hex()) for n in range(600)]
+    (tmp_path / "a.jsonl").write_text(lines(rows))
+    made = recipe(tmp_path, model, sources=[{"source": str(tmp_path / "a.jsonl"), "name": "a"}])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+        with pytest.raises(OSError, match=r"part-00000\.parquet"):
+            build(made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert build(made)["examples"]["rows"] == len(rows)

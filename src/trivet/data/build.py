@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from trivet.data.choose import composed, distinct, load_columns
-from trivet.data.formats import UNKNOWN, detect
+from trivet.data.formats import FORMATS, UNKNOWN, detect
 from trivet.data.pack import write_packs
 from trivet.data.prepare import Job, Preparer
 from trivet.data.read import Row, on_disk, pieces, read
+from trivet.data.repair import switched_off
 from trivet.data.report import write_report
 from trivet.data.screen.report import ScreenReport
 from trivet.data.screens import build_screen
@@ -29,7 +30,7 @@ from trivet.data.shards import BLOCK_ROWS, FORMAT, MANIFEST, file_entry, file_ha
 from trivet.data.tally import SourceTally, Tally, added
 from trivet.data.work import alone_in, run_jobs
 from trivet.recipe import Recipe
-from trivet.recipe.data import Data
+from trivet.recipe.data import Data, Source
 from trivet.recipe.schema import TinyModel
 from trivet.types import canonical_json
 
@@ -68,6 +69,8 @@ class Setup:
 def setup_of(recipe: Recipe) -> Setup:
     """Raises BuildError when examples are to be rendered and there is no tokenizer."""
     data = _data(recipe)
+    for source in data.sources:
+        _check_names(source)
     tokenizer = data.tokenizer
     if tokenizer is None and not isinstance(recipe.policy.model, TinyModel):
         tokenizer = recipe.policy.model
@@ -79,6 +82,17 @@ def setup_of(recipe: Recipe) -> Setup:
             "data.tokenizer to a model's directory, or data.render to false"
         )
     return Setup(data.model_dump(), tokenizer, recipe.policy.renderer, dict(recipe.policy.template_args))
+
+
+def _check_names(source: Source) -> None:
+    """Raises BuildError for a format or repair that does not exist."""
+    if source.format != "auto" and source.format not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise BuildError(f"source {source.label!r}: no format {source.format!r} (there are auto, {known})")
+    try:
+        switched_off(source.repairs)
+    except KeyError as error:
+        raise BuildError(f"source {source.label!r}: {error.args[0]}") from error
 
 
 def _data(recipe: Recipe) -> Data:

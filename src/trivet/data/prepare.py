@@ -29,8 +29,8 @@ from trivet.recipe.data import Data, Source
 _RECORD = ["id", "source", "category", "place", "part", "done", "messages", "tools", "rejected", "weight"]
 
 _BATCH_RECORDS = 1024
-UNREADABLE = frozenset({"unknown_format", "not_an_object", "bad_mapping"})
-"""Causes of `normalise` that say a row is of no known form: they count as bad, like broken JSON."""
+UNREADABLE = frozenset({"unknown_format", "not_an_object", "missing_column"})
+"""Causes of `normalise` by which a row is not written as it should be: they count as bad, as broken JSON does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,11 +109,16 @@ def write_shard(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     count, rows = 0, iter(rows)
-    with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-        while batch := list(islice(rows, group_rows)):
-            columns = [pa.array([row[f.name] for row in batch], f.type) for f in schema]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-            count += len(batch)
+    try:
+        with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+            while batch := list(islice(rows, group_rows)):
+                columns = [pa.array([row[f.name] for row in batch], f.type) for f in schema]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                count += len(batch)
+    except OSError as error:  # a full disk, of which pyarrow does not say where
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
     with open(partial, "rb") as file:
         os.fsync(file.fileno())
     partial.rename(path)
