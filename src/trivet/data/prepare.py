@@ -30,7 +30,7 @@ _RECORD = ["id", "source", "category", "place", "part", "done", "messages", "too
 
 _BATCH_RECORDS = 1024
 UNREADABLE = frozenset({"unknown_format", "not_an_object", "missing_column"})
-"""Causes of `normalise` by which a row is not written as it should be: they count as bad, as broken JSON does."""
+"""Causes of `normalise` that say a row is not written as it should be: they count as bad rows."""
 
 
 @dataclass(frozen=True, slots=True)
