@@ -33,6 +33,7 @@ PRELOAD = (
     *("statistics", "string", "threading", "time", "traceback", "typing"),
 )
 _TALK_BYTES = 16 << 20
+_TALK_VALUES = 400_000  # parsing more would hold up every other thread for over a tenth of a second
 
 
 class ChannelClosed(Exception):
@@ -175,6 +176,9 @@ class Program(Running):
     def _message(self, length: int) -> Any:
         data = bytes(self._incoming[channel.HEAD.size : channel.HEAD.size + length])
         del self._incoming[: channel.HEAD.size + length]
+        if sum(map(data.count, (b",", b"[", b"{"))) > _TALK_VALUES:
+            self.kill("output")
+            raise ChannelClosed(f"the program sent a message of over {_TALK_VALUES} values")
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:

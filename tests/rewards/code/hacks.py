@@ -400,6 +400,13 @@ def double(x):
     return a
 """,
     "colliding numbers": "def double(x): return {n * ((1 << 61) - 1) for n in range(3000)}",
+    "giant forged value": FORGE
+    + """
+data = b'{"v":[' + b'[],' * 5_000_000 + b'1]}'
+os.write(3, frame({'ready': True}))
+view = memoryview(struct.pack('>I', len(data)) + data)
+while view: view = view[os.write(3, view):]
+""",
     "giant number": "def double(x): return 1 << 20_000_000",
     "giant text": "def double(x): return 'x' * 40_000_000",
 }

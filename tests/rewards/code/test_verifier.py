@@ -103,6 +103,17 @@ def test_what_functions_may_take_and_give(judge: Judge, program: str, statement:
     )
 
 
+def test_large_arguments_and_results(judge: Judge) -> None:
+    numbers = list(range(200_000))
+    tests = {"kind": "functional", "entry_point": "f", "cases": [{"args": [numbers], "expected": numbers}]}
+    assert value(judge("def f(x): return x", tests)) == 1.0
+    assert value(judge("def f(x): return x[::-1]", tests)) == 0.0
+    script = functional("x = list(range(200_000))\nassert f(x) == x")
+    assert value(judge("def f(x): return x", script)) == 1.0
+    reward = judge("def f(x): return x", functional("assert len(f([0] * 2_000_000)) == 2_000_000"))
+    assert isinstance(reward, Unscored) and reward.cause == "unsupported_tests"
+
+
 def test_objects_of_the_programs_own_classes_are_flagged(judge: Judge) -> None:
     tests = functional(
         "n = Node(1, Node(5))\nassert f(n).value == 2 and n.value == 2 and n.rest.value == 5",

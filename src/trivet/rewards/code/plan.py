@@ -297,7 +297,7 @@ def _literal(node: ast.expr) -> tuple[Any] | None:
 
 def _coded(value: Any) -> Any:
     try:
-        return Encoder()(value)
+        return Encoder(given=True)(value)
     except CodecError as error:
         raise PlanError("bad_tests", str(error)) from error
 

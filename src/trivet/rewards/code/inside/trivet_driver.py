@@ -11,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-from trivet_codec import CodecError, Decoder, Encoder  # type: ignore[import]
+from trivet_codec import DEPTH, CodecError, Decoder, Encoder  # type: ignore[import]
 
 _KEPT = 10_000
 
@@ -29,7 +29,7 @@ class Driver:
         self.kept: list[Any] = []
         self.numbers: dict[int, int] = {}
         sys.modules["solution"] = self.module
-        self.decode = Decoder(self._look_up)
+        self.decode = Decoder(self._look_up, 2 * DEPTH)
         self.before, self.program = order["before"], order["program"]
 
     def prepare(self) -> None:
@@ -78,7 +78,7 @@ class Driver:
             value, given = self._do(request)
             reply = {"v": Encoder(self._keep)(value)}
             if request.get("back"):
-                changed = Encoder(self._keep)(given)
+                changed = Encoder(self._keep, given=True)(given)
                 if changed != request["args"]:
                     reply["a"] = changed
         except Late:

@@ -11,7 +11,7 @@ import builtins
 import types
 from typing import Any
 
-from trivet_codec import Decoder, Encoder, NotPlain  # type: ignore[import]
+from trivet_codec import CodecError, Decoder, Encoder, NotPlain  # type: ignore[import]
 
 
 class ProgramError(Exception):
@@ -51,9 +51,9 @@ def ask(do: str, of: Any, args: list[Any], named: dict[str, Any] | None = None) 
     import channel  # type: ignore[import]  # there once a program runs
 
     try:
-        codes = Encoder(_keep)(args)
-        words = {key: Encoder(_keep)(one) for key, one in (named or {}).items()}
-    except NotPlain as error:
+        codes = Encoder(_keep, given=True)(args)
+        words = {key: Encoder(_keep, given=True)(one) for key, one in (named or {}).items()}
+    except CodecError as error:
         raise Unsupported(str(error)) from error
     request = {"do": do, "of": of, "args": codes, "named": words, "back": do == "call"}
     channel.send({"ask": request})
