@@ -33,6 +33,19 @@ def f(node):
     return node
 """
 
+YES = """
+class Yes:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __lt__(self, other): return True
+    __le__ = __gt__ = __ge__ = __contains__ = __lt__
+    def __hash__(self): return 0
+    def __len__(self): return 0
+    def __iter__(self): return iter([])
+    def __getitem__(self, key): return Yes()
+def f(x): return Yes()
+"""
+
 
 def functional(*asserts: str, **rest: Any) -> dict[str, Any]:
     return {"kind": "functional", "entry_point": "f", "asserts": list(asserts), **rest}
@@ -127,15 +140,34 @@ def test_objects_of_the_programs_own_classes_are_flagged(judge: Judge) -> None:
     assert value(judge(CLASS.replace("+= 1", "+= 2"), tests)) == 0.0
 
 
-def test_an_object_never_equals_a_plain_value(judge: Judge) -> None:
-    program = "class A:\n    def __eq__(self, other): return True\n    __hash__ = None\ndef f(x): return A()"
-    for statement in (
-        "assert f(1) == 2",
-        "y = 2\nassert f(1) == y",
-        "y = 2\nassert y == f(1)",
-        "assert f(1) in [2]",
-    ):
-        assert value(judge(program, functional(statement))) == 0.0
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "assert f(1) == 4",
+        "y = 4\nassert f(1) == y",
+        "y = 4\nassert y == f(1)",
+        "assert not f(1) != 4",
+        "assert f(1) in [4]",
+        "assert f(1) in {4: 1}",
+        "assert 4 in f(1)",
+        "assert [f(1)] == [4]",
+        "assert set(f(1)) == {4}",
+        "assert f(1)[0] == 4",
+        "assert f(1) <= 4",
+        "assert len(f(1)) == 4",
+        "assert f(1) == f(2) == 4",
+        "assert str(f(1)) == '4'",
+        "assert f'{f(1)}' == '4'",
+        "assert round(f(1), 2) == 4",
+        "assert sum([f(1)]) == 4",
+        "assert max(f(1), 3) == 4",
+        "assert type(f(1)) is int",
+        "assert isinstance(f(1), int)",
+        "import math\nassert math.isclose(f(1), 4)",
+    ],
+)
+def test_an_object_never_equals_a_plain_value(judge: Judge, statement: str) -> None:
+    assert value(judge(YES, functional(statement))) == 0.0
 
 
 def test_setup_runs_on_both_sides(judge: Judge) -> None:

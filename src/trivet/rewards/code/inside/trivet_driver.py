@@ -110,7 +110,6 @@ _DO: dict[str, Any] = {
     "bool": bool,
     "item": lambda of, key: of[key],
     "put": lambda of, key, value: of.__setitem__(key, value),
-    "in": lambda of, value: value in of,
     "eq": lambda of, other: bool(of == other),
     "lt": lambda of, other: bool(of < other),
     "le": lambda of, other: bool(of <= other),
