@@ -33,6 +33,11 @@ def f(node):
     return node
 """
 
+OWN = """
+class np:
+    allclose = staticmethod(lambda *a: True)
+def f(x): return None
+"""
 YES = """
 class Yes:
     def __eq__(self, other): return True
@@ -138,6 +143,15 @@ def test_objects_of_the_programs_own_classes_are_flagged(judge: Judge) -> None:
     reward = judge(CLASS, tests)
     assert value(reward) == 1.0 and part(reward, "weak") == 1.0
     assert value(judge(CLASS.replace("+= 1", "+= 2"), tests)) == 0.0
+
+
+def test_further_names_of_the_program_are_flagged(judge: Judge) -> None:
+    """They are the program's, which may make of them what it likes; those of the library are the tests' own."""
+    assert part(judge(OWN, functional("assert np.allclose(f(1), [4])")), "weak") == 1.0
+    tests = functional("assert math.isclose(f(1), 4)")
+    assert value(judge(OWN.replace("class np", "class math").replace("allclose", "isclose"), tests)) == 0.0
+    honest = judge("def f(x): return 4.0", tests)
+    assert value(honest) == 1.0 and part(honest, "weak") is None
 
 
 @pytest.mark.parametrize(

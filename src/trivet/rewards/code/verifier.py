@@ -37,7 +37,7 @@ class CodeVerifier:
 
     Parts: `answered`, `tests`, `passed`, `fraction`, and 1 where it applies: `too_long`, `not_loaded`,
     `timed_out`, `out_of_memory`, `too_much_output`, `ended_early`, `binary_output`, `tests_ended` (by
-    values of the program's), `weak` (the verdict rests on objects of the program's own classes). `counters`
+    values of the program's), `weak` (the verdict rests on names and objects of the program's own). `counters`
     counts verdicts, flags and causes.
     """
 
