@@ -104,6 +104,8 @@ def test_every_import_of_the_package_is_declared() -> None:
     homes = packages_distributions()
     undeclared: dict[str, str] = {}
     for path in (ROOT / "src" / "trivet").rglob("*.py"):
+        if path.parent.name == "inside":  # runs in a sandbox, beside modules that are laid there
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -23,7 +23,7 @@ from trivet.tasks.generated.constraints import draw
 from trivet.tasks.generated.numbers import addition
 from trivet.types import Scored, Task
 
-PLAIN = [name for name in generator_names() if name != "constraints"]
+PLAIN = [name for name in generator_names() if name not in ("constraints", "programs")]
 
 
 def load(name: str, split: str = "train", **args: Any) -> list[Task]:
