@@ -17,7 +17,7 @@ Judge = Callable[..., Reward]
 
 @pytest.fixture(scope="session")
 def verifier() -> Iterator[CodeVerifier]:
-    made = CodeVerifier(workers=2, test_s=3.0, total_s=8.0, memory_mb=128)
+    made = CodeVerifier(workers=2, test_s=2.0, total_s=6.0, memory_mb=128)
     try:
         asyncio.run(made.warm())
     except SandboxError as error:

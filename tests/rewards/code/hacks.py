@@ -368,8 +368,8 @@ def double(x):
     "alarm off, then sleep": """
 import signal, time
 def double(x):
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)
     time.sleep(60)
 """,
     "memory bomb": "def double(x): return [0] * (1 << 30)",

@@ -146,7 +146,7 @@ def test_objects_of_the_programs_own_classes_are_flagged(judge: Judge) -> None:
 
 
 def test_further_names_of_the_program_are_flagged(judge: Judge) -> None:
-    """They are the program's, which may make of them what it likes; those of the library are the tests' own."""
+    """They are the program's, which may make of them what it likes; those of the library are the tests'."""
     assert part(judge(OWN, functional("assert np.allclose(f(1), [4])")), "weak") == 1.0
     tests = functional("assert math.isclose(f(1), 4)")
     assert value(judge(OWN.replace("class np", "class math").replace("allclose", "isclose"), tests)) == 0.0
@@ -304,7 +304,7 @@ def test_tolerance_of_printed_numbers(judge: Judge) -> None:
     ],
 )
 def test_failures_of_printing_programs_are_named(judge: Judge, program: str, flag: str) -> None:
-    reward = judge(program, stdio(("1", "1"), time_limit_s=1.5))
+    reward = judge(program, stdio(("1", "1"), time_limit_s=1.0))
     assert value(reward) == 0.0 and part(reward, flag) == 1.0, reward
 
 
@@ -433,4 +433,4 @@ def test_cancelling_frees_the_worker(verifier: CodeVerifier) -> None:
         assert value(await verifier.verify(quick, functional("assert f(1) == 1"), "p")) == 1.0
         return time.monotonic() - begun
 
-    assert asyncio.run(run()) < 2.9  # they were killed, not waited for: their limit is 3 s
+    assert asyncio.run(run()) < 1.9  # they were killed, not waited for: their limit is 2 s

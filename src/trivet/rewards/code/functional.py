@@ -17,7 +17,9 @@ from trivet.sandbox.client import Scope
 _DRIVER = "import trivet_driver; trivet_driver.main()"
 _EXAMINER_S = 5.0  # longer than the program may
 _EXAMINER = "import trivet_examiner; trivet_examiner.main()"
-_SLACK_S = 0.5  # beyond the program's own alarm, which it may have switched off
+# How much longer than its processor time a test may take by the clock: verdicts are made at the lowest
+# priority, beside training, and a right program must not fail because others were busy.
+CLOCK = 4.0
 # What ended a program, as parts of a score.
 ENDED = {"timeout": "timed_out", "memory": "out_of_memory", "output": "too_much_output"}
 
@@ -54,7 +56,7 @@ class _Session:
     def _prepared(self) -> None:
         """No line of the program has run yet: what fails here are the tests."""
         try:
-            self._program.recv(within_s=self._test_s + _SLACK_S)
+            self._program.recv(within_s=CLOCK * self._test_s)
         except ChannelClosed as error:
             cause = self._program.finish().cause
             raise PlanError("bad_tests", f"payload.tests.setup does not come to an end: {cause}") from error
@@ -76,7 +78,7 @@ class _Session:
     def _recv(self) -> dict[str, Any]:
         """The program's next reply, whatever wrote it. _Over when there is none or it came late."""
         try:
-            reply = self._program.recv(within_s=self._test_s + _SLACK_S)
+            reply = self._program.recv(within_s=CLOCK * self._test_s)
         except ChannelClosed as error:
             self._ended(error)
         if not isinstance(reply, dict) or "late" in reply:
@@ -97,7 +99,7 @@ def _call(entry: str, pair: Pair) -> dict[str, Any]:
 
 
 class Functional:
-    """Judges programs by one plan's tests, within `limits` in all and `test_s` seconds a call."""
+    """Judges programs by one plan's tests, within `limits` in all and `test_s` processor seconds a call."""
 
     def __init__(self, pool: ZygotePool, scope: Scope, plan: Plan, limits: Limits, test_s: float) -> None:
         self._pool, self._scope, self._plan = pool, scope, plan

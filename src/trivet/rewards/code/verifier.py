@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trivet.rewards.code.answer import last_block
-from trivet.rewards.code.functional import Functional, Verdict
+from trivet.rewards.code.functional import CLOCK, Functional, Verdict
 from trivet.rewards.code.plan import Pair, Plan, PlanError, make_plan
 from trivet.rewards.code.stdio import Judge
 from trivet.sandbox import Limits, SandboxError, Tag, Template, ZygotePool
@@ -28,12 +28,12 @@ _LONGEST = 1 << 18  # letters of a program
 class CodeVerifier:
     """Scores 1 when all tests that are run pass, else 0; unscored where tests or sandbox are at fault.
 
-    `workers` verdicts at once. Limits of one program: `test_s` (wall-clock seconds of one test, where the
-    task names none), `total_s` (all tests of an answer), `memory_mb` and `output_bytes`. `max_tests` are
-    run of each problem, always the same. `tolerance`: of numbers that are printed. `stop_early`: not beyond
-    the first test that fails; the part `fraction` is then a lower bound. `packages`: folders that programs
-    may import from; `preload`: modules loaded before any program (starting takes longer, each program
-    less).
+    `workers` verdicts at once. Limits of one program: `test_s` (processor seconds of one test, where the
+    task names none; the clock allows four times as much), `total_s` (seconds by the clock of all tests of
+    an answer), `memory_mb` and `output_bytes`. `max_tests` are run of each problem, always the same.
+    `tolerance`: of numbers that are printed. `stop_early`: not beyond the first test that fails; the part
+    `fraction` is then a lower bound. `packages`: folders that programs may import from; `preload`: modules
+    loaded before any program (starting takes longer, each program less).
 
     Parts: `answered`, `tests`, `passed`, `fraction`, and 1 where it applies: `too_long`, `not_loaded`,
     `timed_out`, `out_of_memory`, `too_much_output`, `ended_early`, `binary_output`, `tests_ended` (by
@@ -147,7 +147,7 @@ class CodeVerifier:
         most = self.limits.memory_mb
         limits = replace(
             self.limits,
-            wall_s=seconds,
+            wall_s=min(CLOCK * seconds, self.total_s),
             cpu_s=math.ceil(seconds),
             memory_mb=max(64, min(plan.memory_mb or most, most)),
         )

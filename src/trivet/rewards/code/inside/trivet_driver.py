@@ -17,7 +17,7 @@ _KEPT = 10_000
 
 
 class Late(BaseException):
-    """The time for one call is over."""
+    """The processor time for one call is over."""
 
 
 class Driver:
@@ -73,7 +73,7 @@ class Driver:
 
         With `back`, `a` holds the arguments where the call changed them.
         """
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)  # processor time
         try:
             value, given = self._do(request)
             reply = {"v": Encoder(self._keep)(value)}
@@ -87,7 +87,7 @@ class Driver:
             names = [kind.__name__ for kind in type(error).__mro__]
             return {"e": names, "text": _text(error)}
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         return reply
 
     def _do(self, request: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -132,7 +132,7 @@ def main() -> None:
 
     order = channel.recv()
     driver = Driver(order)
-    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGPROF, _late)
     if driver.before:
         driver.prepare()
         channel.send({"prepared": True})
