@@ -252,6 +252,20 @@ def test_what_cannot_be_trained_is_counted_by_cause(tmp_path: Path, model: str) 
     assert one["dropped"]["non_text_content"] == 1
 
 
+def test_what_a_person_should_look_at_is_said(tmp_path: Path, model: str) -> None:
+    """A source that gives nothing, and a file that breaks off: the build goes on, and not in silence."""
+    import gzip
+
+    whole = gzip.compress("".join(json.dumps(chat(n)) + "\n" for n in range(2000)).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) * 2 // 3])
+    alone = write(tmp_path / "alone.jsonl", [{"messages": [{"role": "user", "content": "a"}]}] * 3)
+    sources = [{"source": str(tmp_path / "cut.jsonl.gz")}, {"source": alone}]
+    said: list[str] = []
+    build(recipe(tmp_path, model, sources=sources), say=said.append)
+    assert any("source 'alone' gave nothing: 3 rows, " in text for text in said)
+    assert any("cut.jsonl.gz" in text and "breaks off" in text for text in said)
+
+
 def test_nothing_left_says_why(tmp_path: Path, model: str) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": "alone"}]}] * 3)
     with pytest.raises(BuildError, match="no example is left: "):
@@ -350,6 +364,8 @@ def test_sections_that_do_not_fit_are_refused(tmp_path: Path, model: str) -> Non
         recipe(tmp_path, model, compose={"categories": {"math": 1.0}})
     with pytest.raises(RecipeError, match=r"add up to 0\.9"):
         recipe(tmp_path, model, compose={"categories": {"maths": 0.9}})
+    with pytest.raises(ValueError, match="'wizard' is not a field of ours"):
+        build(recipe(tmp_path, model, sources=[{"source": "x", "fields": {"wizard": "messages"}}]))
     with pytest.raises(RecipeError, match="pack needs tokens"):
         recipe(tmp_path, model, render=False)
     made = recipe(tmp_path, model)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from trivet.data.choose import composed, distinct, load_columns
 from trivet.data.formats import FORMATS, UNKNOWN, detect
+from trivet.data.formats.mapping import check_mapping
 from trivet.data.pack import write_packs
 from trivet.data.prepare import Job, Preparer
 from trivet.data.read import Row, on_disk, pieces, read
@@ -145,6 +146,8 @@ def _examples(
     for label, forms in forms_of(data, jobs).items():
         say(f"{label}: {', '.join(f'{n} file(s) {form}' for form, n in forms.items())}")
     tally, report = _prepare(data, setup, preparer, jobs, work, progress)
+    for text in doubts(tally):
+        say(text)
     names = [job.name for job in jobs]
     columns = load_columns([work / f"{name}.parquet" for name in names])
     keep_N, copies = distinct(data, work, names, columns)
@@ -225,9 +228,11 @@ def mix_and_pack(recipe: Recipe, out: Path, manifest: dict[str, Any], progress: 
 
 
 def plan_jobs(data: Data) -> list[Job]:
-    """The pieces of all sources, in order, with the form of each one's file. Raises SourceError."""
+    """The pieces of all sources, in order, with the form of each one's file. Raises SourceError and
+    MappingError."""
     out: list[Job] = []
     for index, source in enumerate(data.sources):
+        check_mapping(source.fields)
         forms: dict[str, str | None] = {}
         for piece in pieces(
             source.source, subset=source.subset, split=source.split, size=data.piece_mb << 20
@@ -399,6 +404,16 @@ def _check_bad(label: str, one: SourceTally, most: float, *, finished: bool) -> 
         f"({most:.0%}). The first of them:{places}\nMend the data, say how it is written (format, fields), "
         "or raise data.max_bad"
     )
+
+
+def doubts(tally: Tally) -> Iterator[str]:
+    """What a person should look at although the build goes on."""
+    for label, one in tally.items():
+        if one.rows and not one.examples:
+            causes = ", ".join(f"{cause} {n}" for cause, n in (one.bad + one.dropped).most_common(3))
+            yield f"WARNING: source {label!r} gave nothing: {one.rows} rows, {causes}"
+        for place, text in one.seen.get("unreadable_file", []):
+            yield f"WARNING: source {label!r}: {place} breaks off ({text}); the rest is not in the set"
 
 
 def _why(tally: Tally) -> str:

@@ -64,7 +64,12 @@ class SourceRenderer:
                 tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
             except OSError as error:
                 raise RenderError(f"chat_template {chat_template}: {error.strerror}") from error
-        self.renderer: Renderer = _renderer(tokenizer, kind, template_args)
+        try:
+            self.renderer: Renderer = _renderer(tokenizer, kind, template_args)
+        except RenderError as error:
+            if chat_template is None:
+                raise
+            raise RenderError(f"chat_template {chat_template}: {error}") from error
         self.official = (
             ChatTemplate(tokenizer, template_args) if getattr(tokenizer, "chat_template", None) else None
         )

@@ -140,7 +140,7 @@ def _packs(manifest: Mapping[str, Any]) -> Table | None:
     if not packs:
         return None
     names = ("capacity", "packs", "bound", "fill", "examples", "tokens", "trained")
-    rows = [(*(packs[name] for name in names), packs["cost"].get("max_over_mean", 1.0))]
+    rows = [(*(packs[name] for name in names), f"{packs['cost'].get('max_over_mean', 1.0):.2f}")]
     return Table("Packs", (*(n.replace("_", " ") for n in names), "cost, worst over mean"), rows)
 
 

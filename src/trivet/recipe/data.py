@@ -28,8 +28,8 @@ class Source(Section):
     chat_template: Location | None = Field(
         default=None, description="Jinja file that renders this source; default: the tokenizer's own"
     )
-    weight: float = Field(default=1.0, gt=0, description="of every trained token")
-    limit: PositiveInt | None = Field(default=None, description="rows of each file, from its start")
+    weight: float = Field(default=1.0, ge=1e-3, le=1e3, description="of every trained token")
+    limit: PositiveInt | None = Field(default=None, description="lines or rows of each file, from its start")
     licence: str = Field(default="", description="kept in the manifest")
 
     @property
