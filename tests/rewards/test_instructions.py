@@ -337,18 +337,18 @@ def test_loose_is_never_stricter(text: str) -> None:
 
 
 def test_your_own_kind() -> None:
-    @kind("mine:loud", marks="count")
+    @kind("own:loud", marks="count")
     def loud(text: str, *, marks: int) -> bool:
         return text.count("!") >= marks
 
     try:
-        assert from_constraint({"kind": "mine:loud", "marks": 2}).holds("Hey!!")
+        assert from_constraint({"kind": "own:loud", "marks": 2}).holds("Hey!!")
         with pytest.raises(InstructionError, match="is taken by"):
-            kind("mine:loud")(lambda text: True)
+            kind("own:loud")(lambda text: True)
         with pytest.raises(InstructionError, match="no known type"):
             kind("mine:other", marks="number")
     finally:
-        del KINDS["mine:loud"]
+        del KINDS["own:loud"]
 
 
 # -- words, sentences, languages -----------------------------------------------------------------

@@ -10,6 +10,7 @@ from trivet.envs.base import NOT_SCORED, SingleTurn
 from trivet.envs.registry import EnvError, register_env
 from trivet.rewards.chat_api import ChatAPI
 from trivet.rewards.judge import Judge, JudgeError, Labels, Scale, VerdictCache
+from trivet.rewards.local_chat import LocalChat
 from trivet.rewards.ranking import rank
 from trivet.rewards.reward_model import RewardModel
 from trivet.rewards.rubric import Rubric, RubricError
@@ -18,24 +19,33 @@ from trivet.types import Group, Message, Reward, Rollout, Scored, Task, Unscored
 By = Literal["judge", "rubric", "ranking", "reward_model"]
 _JUDGED = ("judge", "ranking")
 _API = ("base_url", "model", "key_env", "timeout_s", "attempts", "parallel", "options")
+_LOCAL = ("directory", "max_tokens", "temperature", "slots", "context", "dtype", "renderer", "template_args")
 _JUDGE = ("question", "template", "votes", "agreement", "rereads", "deadline_s", "max_text")
 _OTHER = ("labels", "scale", "cache", "prices")
 
 
 def make_judge(settings: Mapping[str, Any]) -> Judge:
-    """A judge from a recipe's settings. `base_url`, `model` and more are of the API (`ChatAPI`); `labels`
-    ({"yes": 1, "no": 0}) or `scale` ([1, 10]) say what a verdict is; the rest is `Judge`'s. Raises
-    ValueError."""
-    known = (*_API, *_JUDGE, *_OTHER)
+    """A judge from a recipe's settings.
+
+    `base_url`, `model` and more are of an API (`ChatAPI`), `directory` and more of a model that runs here
+    (`LocalChat`); `labels` ({"yes": 1, "no": 0}) or `scale` ([1, 10]) say what a verdict is; the rest is
+    `Judge`'s. Raises ValueError.
+    """
+    of = _LOCAL if "directory" in settings else _API
+    known = (*of, *_JUDGE, *_OTHER)
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise ValueError(f"judge: unknown {unknown} (known: {', '.join(known)})")
-    for key in ("base_url", "model"):
+    for key in ("base_url", "model") if of is _API else ():
         if not isinstance(settings.get(key), str):
-            raise ValueError(f"judge: {key} is missing; it is the API's, such as http://localhost:8000/v1")
+            raise ValueError(
+                f"judge: {key} is missing; it is the API's, such as http://localhost:8000/v1 (a model that "
+                "runs here is named by directory)"
+            )
     if "labels" in settings and "scale" in settings:
         raise ValueError("judge: give labels or a scale, not both")
-    api = ChatAPI(**{key: settings[key] for key in _API if key in settings})
+    given = {key: settings[key] for key in of if key in settings}
+    api: ChatAPI | LocalChat = ChatAPI(**given) if of is _API else LocalChat(**given)
     verdict: Labels | Scale | None = None
     if "labels" in settings:
         verdict = Labels(settings["labels"])
