@@ -25,8 +25,8 @@ def names() -> list[str]:
 
 def _library() -> Any:
     try:
-        import reasoning_gym
-        import reasoning_gym.factory
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
+        import reasoning_gym.factory  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise GymError(f"reasoning_gym puzzles need `pip install reasoning-gym` ({error})") from error
     return reasoning_gym

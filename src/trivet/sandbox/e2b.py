@@ -75,7 +75,7 @@ def _first_line(error: BaseException) -> str:
 
 def _sdk() -> Any:
     try:
-        import e2b
+        import e2b  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise SandboxError("the e2b backend needs the package e2b: pip install 'e2b>=2.60,<3'") from error
     return e2b

