@@ -30,9 +30,9 @@ attempt("link", read, "/tmp/l" + CTX["left"])
         """
 for path in (
     "/etc/shadow",
-    "/root/.bashrc",
-    "/root/.profile",
-    "/root/.ssh",
+    os.path.expanduser("~root/.bashrc"),
+    os.path.expanduser("~root/.profile"),
+    os.path.expanduser("~root/.ssh"),
     "/home",
     "/proc/kcore",
     "/var/lib",
@@ -67,7 +67,7 @@ for path in (
     "/run/x",
     "/var/x",
     "/home/x",
-    "/root/x",
+    os.path.expanduser("~root/x"),
     "/proc/sys/kernel/core_pattern",
     "/proc/sys/kernel/hostname",
     "/proc/sysrq-trigger",

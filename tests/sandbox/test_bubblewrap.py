@@ -18,6 +18,7 @@ from trivet.sandbox import (
     Template,
     ZygotePool,
 )
+from trivet.sandbox.bubblewrap import WORK
 
 pytestmark = pytest.mark.usefixtures("walls")
 PYTHON = f"python3.{sys.version_info[1]}"
@@ -60,7 +61,7 @@ def test_files_and_snapshots() -> None:
             await sandbox.write("a/b", b"one")
             taken = await sandbox.snapshot()
             await sandbox.write("a/b", b"two")
-            assert await sandbox.read("/work/a/b") == b"two"
+            assert await sandbox.read(f"{WORK}/a/b") == b"two"
             with pytest.raises(PathError, match="nothing"):
                 await sandbox.read("nothing")
         async with await backend.start(Template(snapshot=taken)) as sandbox:

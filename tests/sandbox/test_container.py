@@ -15,6 +15,7 @@ import pytest
 
 from trivet.sandbox import Container, Limits, PathError, SandboxError, Tag, Template
 from trivet.sandbox import container as backend_module
+from trivet.sandbox.bubblewrap import WORK
 from trivet.sandbox.container import ContainerSandbox, find_engine
 
 _STUB = Path(__file__).with_name("stub_engine.py")
@@ -99,7 +100,7 @@ def test_files_folders_and_snapshots(make: Callable[..., Container], tmp_path: P
     async def body(backend: Container) -> None:
         async with await backend.start() as box:
             await box.write("a/it's", bytes(range(256)))
-            assert await box.read("/work/a/it's") == bytes(range(256))
+            assert await box.read(f"{WORK}/a/it's") == bytes(range(256))
             for path in ("absent", "a", "/proc/self/mem"):
                 with pytest.raises(PathError):
                     await box.read(path)

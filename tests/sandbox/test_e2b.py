@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from trivet.sandbox import Bubblewrap, Limits, PathError, SandboxError, Tag, Template
+from trivet.sandbox.bubblewrap import WORK
 from trivet.sandbox.e2b import E2B
 
 pytest.importorskip("e2b", reason="needs the package e2b")
@@ -105,7 +106,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
     async def body(server: E2BServer, backend: E2B) -> None:
         async with await backend.start() as box:
             await box.write("a/b.bin", bytes(range(256)))
-            assert await box.read("/work/a/b.bin") == bytes(range(256))
+            assert await box.read(f"{WORK}/a/b.bin") == bytes(range(256))
             with pytest.raises(PathError):
                 await box.read("absent")
             with pytest.raises(PathError, match="limit"):

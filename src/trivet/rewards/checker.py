@@ -25,7 +25,7 @@ try:
     two = len(inspect.signature(check).parameters) > 1
     value = check(given["answer"], given["data"]) if two else check(given["answer"])
     said = {"value": value} if type(value) in (bool, int, float) else {"kind": type(value).__name__}
-except BaseException as error:
+except BaseException as error:  # a checker may raise anything, SystemExit too: it is no verdict
     said = {"raised": f"{type(error).__name__}: {error}"[:500]}
 channel.send(said)
 """

@@ -93,7 +93,7 @@ def _work(sock: socket.socket, config: dict[str, Any]) -> None:
         function = target(*config["init"]) if config["init"] is not None else target
         if not callable(function):
             raise TypeError(f"{config['target']!r} is a {type(function).__name__}, not a function")
-    except BaseException as error:
+    except BaseException as error:  # code of a user, SystemExit too: the owner is told
         frames.send(sock, {"failed": describe(error)})
         return
     limit_memory(config["memory_bytes"])
@@ -171,7 +171,7 @@ def zygote(control: socket.socket) -> None:
     sys.path[:] = config["path"]
     try:
         _preload(config["preload"])
-    except BaseException as error:
+    except BaseException as error:  # as above, of a module that is loaded ahead
         frames.send(control, {"failed": describe(error)})
         return
     frames.send(control, {"ready": True})

@@ -81,7 +81,7 @@ class RunFolder:
         try:
             folder._check_recipe(recipe)
             write_atomically(folder.path / "recipe.yaml", dump_recipe(recipe))
-        except BaseException:
+        except BaseException:  # whatever it is, the lock goes
             folder.close()
             raise
         return folder

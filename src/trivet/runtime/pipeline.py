@@ -90,7 +90,7 @@ def run_recipe(
     folder = RunFolder.open(recipe, fresh=fresh)
     try:
         monitor = Monitor(folder.path, **recipe.monitor.model_dump(), quiet=quiet)
-    except BaseException:
+    except BaseException:  # whatever it is, the lock goes
         folder.close()
         raise
     stop = StopRequest()

@@ -264,7 +264,7 @@ class BubblewrapSandbox:
             raise ValueError("a sandbox needs the name of a program to run")
         limits = limits or self._limits
         order = {"argv": argv, "env": {**self._env, **(env or {})}, "cwd": cwd or WORK}
-        return await self._run(order, stdin, limits, timeout or limits.wall_s)
+        return await self._run(order, stdin, limits, limits.wall_s if timeout is None else timeout)
 
     async def read(self, path: str, limit_bytes: int = 16 << 20) -> bytes:
         order = {"do": "read", "path": path, "limit_bytes": limit_bytes}

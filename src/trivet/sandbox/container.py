@@ -194,7 +194,7 @@ class ContainerSandbox:
         command += [self._name, "/bin/sh", "-c", script, "sh", *argv]
         try:
             result = await _communicate(command, stdin, limits.output_bytes, wall_s, out)
-        except BaseException:
+        except BaseException:  # cancelled, or the engine failed: no program may be left
             await asyncio.shield(self._kill(mark))
             raise
         if result[3] is not None:

@@ -166,7 +166,7 @@ class E2BSandbox:
                     retain_output=False,
                 )
             cause, code = await self._wait(handle, full, wall)
-        except BaseException:
+        except BaseException:  # cancelled, or the server failed: no program may be left
             await asyncio.shield(self._kill_marked(mark, handle))
             raise
         if cause in ("timeout", "output"):

@@ -438,7 +438,7 @@ os._exit(3)
     "all small numbers": "for n in range(1000): print(n)",
     "reads files": """
 import glob
-for n in glob.glob('/work/*') + glob.glob('/tmp/*'): print(open(n).read())
+for n in glob.glob('*') + glob.glob('/tmp/*'): print(open(n).read())
 """,
     "writes the expected file": """
 open('expected.txt', 'w').write('7')
